@@ -1,0 +1,155 @@
+/* SPDX-License-Identifier: GPL-2.0 WITH Linux-syscall-note */
+/*
+ * Zero-loss restart: user-space API
+ */
+
+#ifndef _LINUX_ZLR_H
+#define _LINUX_ZLR_H
+
+#include <linux/types.h>
+
+/**
+ * DOC: ABI version
+ *
+ * getreginfo() with %GETREGINFO_VERSION returns the version of the running
+ * kernel, 1 or more.  %ZLR_ABI_VERSION is the one that this header describes.
+ */
+#define ZLR_ABI_VERSION		1
+
+/**
+ * DOC: reregist flags
+ *
+ * %REREGIST_CLEAR
+ *     Drop the registration of the calling process.  The path, argument and
+ *     environment pointers must be NULL and the child id 0.
+ */
+#define REREGIST_CLEAR		(1U << 0)
+
+/**
+ * DOC: getreginfo flags
+ *
+ * %GETREGINFO_VERSION
+ *     Return the ABI version.  The buffer must be NULL and its size 0.
+ *
+ * %GETREGINFO_PATH
+ *     Copy the registered path with its terminating NUL to the buffer and
+ *     return its length, the NUL included; 0 when not registered.
+ */
+#define GETREGINFO_VERSION	(1U << 0)
+#define GETREGINFO_PATH		(1U << 1)
+
+/**
+ * DOC: hread flags
+ *
+ * %HREAD_NOWAIT
+ *     Do not wait for data, as if %O_NONBLOCK were set on the open file.
+ */
+#define HREAD_NOWAIT		(1U << 0)
+
+/**
+ * struct reg_info - Registration and last restart of the calling process
+ *
+ * Argument of getreginfo().  While @generation is 1 there has been no restart:
+ * all members about the fault and the phases are 0 and @suspect_fd is -1.
+ * This structure can grow; the size argument tells which one is meant, at
+ * least %REG_INFO_SIZE_VER0.
+ */
+struct reg_info {
+	/**
+	 * @is_restarted: 1 if this image was started by a restart, 0 if not.
+	 */
+	__u32 is_restarted;
+	/**
+	 * @child_id: The number given to reregist().
+	 */
+	__s32 child_id;
+	/**
+	 * @generation: 1 until the first restart; each restart adds one.
+	 */
+	__u64 generation;
+	/**
+	 * @signo: Signal of the fault that started this generation.
+	 */
+	__s32 signo;
+	/**
+	 * @code: si_code of that signal.
+	 */
+	__s32 code;
+	/**
+	 * @fault_addr: si_addr of that signal, 0 if it carries none.
+	 */
+	__u64 fault_addr;
+	/**
+	 * @fault_tid: Thread that took the signal, in the PID namespace of the
+	 * process.
+	 */
+	__s32 fault_tid;
+	/**
+	 * @suspect_fd: File descriptor that the old generation passed to
+	 * hread() last, or -1.
+	 */
+	__s32 suspect_fd;
+	/**
+	 * @fault_time_ns: Time of the fault, on CLOCK_MONOTONIC.
+	 */
+	__u64 fault_time_ns;
+	/**
+	 * @retain_ns: Time for look-up and policy, up to the exec.
+	 */
+	__u64 retain_ns;
+	/**
+	 * @exec_ns: Time for executing the new image, including the end of the
+	 * other threads.
+	 */
+	__u64 exec_ns;
+	/**
+	 * @restore_ns: Time for rewinding held data and restoring the signal
+	 * mask.
+	 */
+	__u64 restore_ns;
+	/**
+	 * @restarts: Restarts since the process registered first.
+	 */
+	__u64 restarts;
+	/**
+	 * @reserved: 0.
+	 */
+	__u64 reserved;
+};
+
+#define REG_INFO_SIZE_VER0	88
+
+/**
+ * struct io_log - Progress of reading and writing on an open file
+ *
+ * Argument of getiolog().  The counts belong to the open file description and
+ * start at its first hread(), lwrite() or lsendfile(); all are in bytes.  This
+ * structure can grow; the size argument tells which one is meant, at least
+ * %IO_LOG_SIZE_VER0.
+ */
+struct io_log {
+	/**
+	 * @read: Taken from the file by hread(), re-reading not counted.
+	 */
+	__u64 read;
+	/**
+	 * @released: Of these, no longer held.
+	 */
+	__u64 released;
+	/**
+	 * @held: Still held, i.e. @read - @released.
+	 */
+	__u64 held;
+	/**
+	 * @unread: Of the held ones, returned again by the next reads.
+	 */
+	__u64 unread;
+	/**
+	 * @written: Written by lwrite() and lsendfile().
+	 */
+	__u64 written;
+};
+
+#define IO_LOG_SIZE_VER0	40
+
+#endif /* _LINUX_ZLR_H */
