@@ -1,0 +1,212 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+/*
+ * unregistered [guest] ROUNDS TRUE
+ *
+ * What a process that never heard of us pays: ordinary calls, run on the stock kernel and on the patched one. TRUE is
+ * a small static program. Cheap operations are timed in batches, so that the clock's own cost disappears.
+ */
+#include <arpa/inet.h>
+#include <poll.h>
+#include <netinet/tcp.h>
+#include <sys/epoll.h>
+#include <sys/mman.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+
+#include "bench.h"
+
+extern char **environ;
+
+static int pipe_fds[2], tcp_fds[2], unix_fds[2], epoll_fd;
+static struct pollfd idle[10];
+static char *program, *pages;
+#define PAGES	64
+
+static void null_call(void)
+{
+	syscall(__NR_getppid);
+}
+
+static void pipe_byte(void)
+{
+	char c = 0;
+
+	TRY(write(pipe_fds[1], &c, 1));
+	TRY(read(pipe_fds[0], &c, 1));
+}
+
+static void unix_byte(void)
+{
+	char c = 0;
+
+	TRY(write(unix_fds[1], &c, 1));
+	TRY(read(unix_fds[0], &c, 1));
+}
+
+static void tcp_round_trip(void)
+{
+	char c = 0;
+
+	TRY(write(tcp_fds[0], &c, 1));
+	TRY(read(tcp_fds[1], &c, 1));
+	TRY(write(tcp_fds[1], &c, 1));
+	TRY(read(tcp_fds[0], &c, 1));
+}
+
+static void poll_idle(void)
+{
+	TRY(poll(idle, 10, 0));
+}
+
+static void epoll_idle(void)
+{
+	struct epoll_event ev[10];
+
+	TRY(epoll_wait(epoll_fd, ev, 10, 0));
+}
+
+static void open_close(void)
+{
+	close(TRY(open("/dev/null", O_RDWR)));
+}
+
+static void socket_close(void)
+{
+	close(TRY(socket(AF_INET, SOCK_STREAM, 0)));
+}
+
+static void page_faults(void)
+{
+	for (int i = 0; i < PAGES; i++)
+		((volatile char *)pages)[i * 4096] = 1;
+	TRY(madvise(pages, PAGES * 4096, MADV_DONTNEED));
+}
+
+static void reap(pid_t pid, int want)
+{
+	int status;
+
+	TRY(waitpid(pid, &status, 0));
+	if (status != want) {
+		fprintf(stderr, "bench: a child ended with %#x, not %#x\n", status, want);
+		exit(1);
+	}
+}
+
+static void fork_exit(void)
+{
+	pid_t pid = TRY(fork());
+
+	if (!pid)
+		_exit(0);
+	reap(pid, 0);
+}
+
+static void fork_exec(void)
+{
+	char *const argv[] = { program, NULL };
+	pid_t pid = TRY(fork());
+
+	if (!pid) {
+		execve(program, argv, environ);
+		_exit(127);
+	}
+	reap(pid, 0);
+}
+
+static void fork_fault(void)
+{
+	pid_t pid = TRY(fork());
+
+	if (!pid)
+		*(volatile int *)NULL = 0;
+	reap(pid, SIGSEGV);
+}
+
+static const struct {
+	const char *name;
+	void (*op)(void);
+	int batch;
+	int per;	/* operations in one call of op */
+} cases[] = {
+	{ "getppid", null_call, 64, 1 },
+	{ "pipe write+read 1 B", pipe_byte, 32, 1 },
+	{ "unix write+read 1 B", unix_byte, 32, 1 },
+	{ "tcp round trip 1 B", tcp_round_trip, 8, 1 },
+	{ "poll 10 idle fds", poll_idle, 32, 1 },
+	{ "epoll_wait 10 idle fds", epoll_idle, 32, 1 },
+	{ "open+close", open_close, 16, 1 },
+	{ "tcp socket+close", socket_close, 8, 1 },
+	{ "page fault", page_faults, 1, PAGES },
+	{ "fork+exit+wait", fork_exit, 1, 1 },
+	{ "fork+exec+wait", fork_exec, 1, 1 },
+	{ "fork+fatal SIGSEGV+wait", fork_fault, 1, 1 },
+};
+
+static void open_all(void)
+{
+	struct sockaddr_in addr = { .sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK) };
+	socklen_t len = sizeof(addr);
+	int listener = TRY(socket(AF_INET, SOCK_STREAM, 0)), on = 1;
+
+	TRY(pipe(pipe_fds));
+	TRY(socketpair(AF_UNIX, SOCK_STREAM, 0, unix_fds));
+	TRY(bind(listener, (struct sockaddr *)&addr, sizeof(addr)));
+	TRY(listen(listener, 1));
+	TRY(getsockname(listener, (struct sockaddr *)&addr, &len));
+	tcp_fds[0] = TRY(socket(AF_INET, SOCK_STREAM, 0));
+	TRY(connect(tcp_fds[0], (struct sockaddr *)&addr, sizeof(addr)));
+	tcp_fds[1] = TRY(accept(listener, NULL, NULL));
+	for (int i = 0; i < 2; i++)
+		TRY(setsockopt(tcp_fds[i], IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on)));
+	close(listener);
+
+	/* Five idle TCP connections, five idle pipes. */
+	epoll_fd = TRY(epoll_create1(0));
+	for (int i = 0; i < 10; i++) {
+		struct epoll_event ev = { .events = EPOLLIN };
+		int fds[2];
+
+		if (i % 2) {
+			TRY(pipe(fds));
+			idle[i].fd = fds[0];
+		} else {
+			idle[i].fd = TRY(dup(tcp_fds[0]));
+		}
+		idle[i].events = POLLIN;
+		TRY(epoll_ctl(epoll_fd, EPOLL_CTL_ADD, idle[i].fd, &ev));
+	}
+	pages = mmap(NULL, PAGES * 4096, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	if (pages == MAP_FAILED)
+		die("mmap");
+	TRY(madvise(pages, PAGES * 4096, MADV_NOHUGEPAGE) < 0 && errno != EINVAL ? -1 : 0);
+}
+
+int main(int argc, char **argv)
+{
+	int arg = argc > 1 && !strcmp(argv[1], "guest") ? 2 : 1, rounds;
+
+	if (argc - arg != 2) {
+		fprintf(stderr, "usage: %s [guest] ROUNDS TRUE\n", argv[0]);
+		return 2;
+	}
+	rounds = atoi(argv[arg]);
+	program = argv[arg + 1];
+	bench_setup(argc, argv);
+	open_all();
+	for (size_t c = 0; c < sizeof(cases) / sizeof(cases[0]); c++) {
+		static struct samples s;
+
+		s.n = 0;
+		for (int i = -8; i < rounds; i++) {
+			uint64_t t = now_ns();
+
+			for (int k = 0; k < cases[c].batch; k++)
+				cases[c].op();
+			if (i >= 0)
+				add_sample(&s, (now_ns() - t) / (double)(cases[c].batch * cases[c].per));
+		}
+		report(cases[c].name, "this kernel", &s);
+	}
+	return 0;
+}
