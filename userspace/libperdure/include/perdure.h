@@ -1,0 +1,125 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/*
+ * libperdure: services that outlive their own faults. See perdure(7).
+ *
+ * Every function returns -1 (or NULL) and sets errno on error. On a kernel without zero-loss
+ * restart the system calls fail with ENOSYS; where it is switched off, with EOPNOTSUPP.
+ */
+#ifndef PERDURE_H
+#define PERDURE_H
+
+#include <stddef.h>
+#include <stdint.h>
+#include <sys/types.h>
+
+#include <perdure/zlr.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#define PERDURE_API __attribute__((visibility("default")))
+
+/*
+ * The ABI version of the running kernel, 1 or more. -1 with ENOSYS: a kernel without zero-loss
+ * restart; EOPNOTSUPP: it is built in, but kernel.restart.enabled is 0. Asks each time.
+ */
+PERDURE_API int perdure_abi_version(void);
+
+/*
+ * Register the calling process: when a fault is about to kill it, the kernel executes bin_path
+ * with argv and envp (NULL: empty) in its place. Registering again replaces. Returns 0.
+ */
+PERDURE_API ssize_t reregist(const char *bin_path, char *const argv[], char *const envp[],
+			     int child_id);
+
+/* Drop the registration. -1 with ENOENT when there is none. */
+PERDURE_API int perdure_unregister(void);
+
+/* getreginfo() for a caller whose struct reg_info has size bytes. */
+PERDURE_API int perdure_getreginfo(struct reg_info *info, size_t size);
+
+/* 1 and the registration in *info when this process is registered; 0 and zeros when not. */
+static inline int getreginfo(struct reg_info *info)
+{
+	/* Here, so that the size is the one that the caller was compiled with. */
+	return perdure_getreginfo(info, sizeof(*info));
+}
+
+/*
+ * Copy the registered path to buf. Returns its length with the NUL, 0 when not registered;
+ * -1 with ERANGE when size is too small.
+ */
+PERDURE_API ssize_t perdure_regpath(char *buf, size_t size);
+
+/*
+ * Read up to rlen bytes and hold them in the kernel; release dlen bytes, from the oldest held one
+ * on, those returned by this call included. After a restart, held bytes are read again.
+ * Returns the number of bytes read, 0 at end of file.
+ */
+PERDURE_API ssize_t hread(int fd, void *buf, size_t rlen, size_t dlen);
+
+/* write(2), counted: getiolog() tells how much has been written, whatever stopped the writer. */
+PERDURE_API ssize_t lwrite(int fd, const void *buf, size_t len);
+
+#if !defined(__SIZEOF_LONG__) || __SIZEOF_LONG__ == 8 || \
+	(defined(_FILE_OFFSET_BITS) && _FILE_OFFSET_BITS == 64)
+/* sendfile(2), counted as by lwrite(). (32-bit programs need _FILE_OFFSET_BITS=64.) */
+PERDURE_API ssize_t lsendfile(int out_fd, int in_fd, off_t *offset, size_t count);
+#endif
+
+/* getiolog() for a caller whose struct io_log has size bytes. */
+PERDURE_API int perdure_getiolog(int fd, struct io_log *log, size_t size);
+
+/* What has been read, released, held and written on the open file. Returns 0. */
+static inline int getiolog(int fd, struct io_log *log)
+{
+	return perdure_getiolog(fd, log, sizeof(*log));
+}
+
+/*
+ * Map the state area called name (1 to 63 characters, no '/'), size bytes that outlive restarts at
+ * an address that never changes, and return that address. *inherited becomes 1 when an earlier
+ * generation left the area, 0 when it is new: all zeros. inherited may be NULL.
+ *
+ * layout is the program's own number for the meaning of the bytes. An inherited area of another
+ * layout or size is refused with ESTALE, one damaged by stray writes with EBADMSG:
+ * perdure_state_discard() it and open again to start afresh.
+ *
+ * addr is where to map a new area, NULL lets the library choose. One process has the area at a
+ * time; fork(2) children do not see it, so open it after daemonizing. See perdure_state_open(3).
+ */
+PERDURE_API void *perdure_state_open(const char *name, size_t size, uint32_t layout, void *addr,
+				     int *inherited);
+
+/*
+ * Copy len bytes from src to dst, which is in the area (else EINVAL), all or nothing: whatever stops the
+ * process wherever, the next generation finds the old bytes or the new ones. Ranges that
+ * perdure_state_stage() has recorded become current in the same step.
+ *
+ * A single aligned word needs no call: an ordinary store is never torn.
+ * Threads that update the same area must take turns.
+ */
+PERDURE_API int perdure_state_update(void *area, void *dst, const void *src, size_t len);
+
+/*
+ * Record one range of an update of several, to become current, together, at the next
+ * perdure_state_commit() or perdure_state_update(). Until then dst keeps the old bytes, and a
+ * restart forgets the record. -1 with ENOSPC: too much recorded; nothing is lost, commit first.
+ */
+PERDURE_API int perdure_state_stage(void *area, void *dst, const void *src, size_t len);
+
+/* Make all that is staged current. Cannot fail. */
+PERDURE_API void perdure_state_commit(void *area);
+
+/* Unmap the area and destroy it. */
+PERDURE_API void perdure_state_close(void *area);
+
+/* Destroy the area called name, which is not open. -1 with ENOENT when there is none. */
+PERDURE_API int perdure_state_discard(const char *name);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif

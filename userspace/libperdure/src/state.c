@@ -1,0 +1,410 @@
+// SPDX-License-Identifier: LGPL-2.1-or-later
+/*
+ * State areas: memory that outlives restarts, because the file descriptor of its memfd does.
+ *
+ *	page 0		struct header
+ *	data		the program's bytes; what the program calls the area
+ *	one page	never accessible, so that an overrun of the data cannot reach the log
+ *	log		ranges of an update: struct entry, bytes, padding, and so on
+ *
+ * An update writes the new bytes to the log, sets header.commit to the log's length, copies log to
+ * data, and clears header.commit. A process that dies before commit is set leaves the old bytes;
+ * one that dies later leaves a log that the next open applies (again). So at any instruction it
+ * is all or nothing. Processors retire stores in program order as far as the process itself and
+ * its successor can tell, so only the compiler needs to be told about the order.
+ */
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <perdure.h>
+
+#ifndef MAP_FIXED_NOREPLACE
+#define MAP_FIXED_NOREPLACE	0x100000
+#endif
+#ifndef MFD_NOEXEC_SEAL
+#define MFD_NOEXEC_SEAL		0x0008U
+#endif
+
+#define MAGIC		0x5045524455524531ULL	/* PERDURE1: the format below */
+#define NAME_SIZE	64
+#define LOG_EXTRA	65536			/* room for the entries of small ranges */
+#define SEALS		(F_SEAL_SHRINK | F_SEAL_GROW)
+
+struct header {
+	uint64_t magic;
+	uint64_t base;			/* where every generation maps the file */
+	uint64_t size;			/* of the data, as the program said */
+	uint32_t layout;
+	uint32_t page;
+	char name[NAME_SIZE];
+	uint64_t check;			/* of all of the above */
+
+	_Atomic uint64_t commit;	/* length of a log that must be applied; 0: none */
+	uint64_t staged;		/* length of the log so far, in this generation */
+	int32_t fd;			/* in this generation */
+};
+
+struct entry {
+	uint64_t offset;
+	uint64_t len;
+};
+
+static size_t round_up(size_t n, size_t to)
+{
+	return (n + to - 1) / to * to;
+}
+
+static struct header *header_of(void *area)
+{
+	/* The page size is a constant of the machine: the area is always one page further on. */
+	return (struct header *)((char *)area - sysconf(_SC_PAGESIZE));
+}
+
+static char *data_of(struct header *h)
+{
+	return (char *)h + h->page;
+}
+
+static size_t log_offset(const struct header *h)
+{
+	return h->page + round_up(h->size, h->page) + h->page;
+}
+
+static size_t log_size(const struct header *h)
+{
+	return round_up(h->size + LOG_EXTRA, h->page);
+}
+
+static size_t total_size(const struct header *h)
+{
+	return log_offset(h) + log_size(h);
+}
+
+/* FNV-1a */
+static uint64_t hash(const void *p, size_t len)
+{
+	const unsigned char *c = p;
+	uint64_t x = 0xcbf29ce484222325ULL;
+
+	while (len--)
+		x = (x ^ *c++) * 0x100000001b3ULL;
+	return x;
+}
+
+static uint64_t header_check(const struct header *h)
+{
+	return hash(h, offsetof(struct header, check));
+}
+
+/* Copy a committed log to the data. Doing it twice, or once and a half, does no harm. */
+static int apply(struct header *h, uint64_t commit)
+{
+	char *log = (char *)h + log_offset(h);
+	uint64_t pos = 0;
+
+	if (commit > log_size(h))
+		return -1;
+	while (pos < commit) {
+		const struct entry *e = (const struct entry *)(log + pos);
+
+		if (e->offset > h->size || e->len > h->size - e->offset)
+			return -1;
+		memcpy(data_of(h) + e->offset, e + 1, e->len);
+		pos += sizeof(*e) + round_up(e->len, sizeof(uint64_t));
+	}
+	return 0;
+}
+
+static void finish(struct header *h)
+{
+	atomic_store_explicit(&h->commit, 0, memory_order_release);
+	h->staged = 0;
+}
+
+/* 0 when fd is the area called name; *h gets its header. */
+static int examine(int fd, const char *name, struct header *h)
+{
+	int seals = fcntl(fd, F_GET_SEALS);
+
+	/* Sealing is the last step of making one; no other kind of file has seals. */
+	if (seals < 0 || (seals & SEALS) != SEALS)
+		return -1;
+	if (pread(fd, h, sizeof(*h), 0) != sizeof(*h) || h->magic != MAGIC)
+		return -1;
+	return strncmp(h->name, name, NAME_SIZE) ? -1 : 0;
+}
+
+/* The file descriptor of the area called name, or -1 with ENOENT. */
+static int find(const char *name, struct header *h)
+{
+	DIR *dir = opendir("/proc/self/fd");
+	struct rlimit limit;
+	struct dirent *d;
+	int fd = -1;
+
+	if (dir) {
+		while ((d = readdir(dir))) {
+			fd = atoi(d->d_name);
+			if (d->d_name[0] != '.' && !examine(fd, name, h))
+				break;
+			fd = -1;
+		}
+		closedir(dir);
+	} else if (!getrlimit(RLIMIT_NOFILE, &limit)) {
+		/* No /proc, in a chroot perhaps: ask every one. */
+		for (fd = 0; (rlim_t)fd < limit.rlim_cur; fd++)
+			if (!examine(fd, name, h))
+				return fd;
+		fd = -1;
+	}
+	if (fd < 0)
+		errno = ENOENT;
+	return fd;
+}
+
+/* Map the file at addr, and nowhere else. */
+static struct header *map_at(int fd, const struct header *h, uint64_t addr)
+{
+	size_t len = total_size(h);
+	void *want = (void *)(uintptr_t)addr;
+	char *p = mmap(want, len, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED_NOREPLACE, fd, 0);
+
+	if (p == MAP_FAILED)
+		return NULL;
+	if (p != want) {	/* Linux before 4.17 */
+		munmap(p, len);
+		errno = EEXIST;
+		return NULL;
+	}
+	/* A child must not change its parent's state by accident. */
+	if (mprotect(p + log_offset(h) - h->page, h->page, PROT_NONE) ||
+	    madvise(p, len, MADV_DONTFORK)) {
+		munmap(p, len);
+		return NULL;
+	}
+	return (struct header *)p;
+}
+
+/*
+ * Where new areas go: far from what Linux randomizes (program, heap and libraries) and from the
+ * sanitizers' shadow memory, on x86-64 (47 bits) and arm64 (48 bits); the second row is for arm64
+ * with 39 bits. The name chooses the slot, so that areas opened in another order, or for the first
+ * time, do not take the place of an inherited one.
+ */
+static struct header *map_new(int fd, const struct header *h)
+{
+	static const struct {
+		uint64_t base, slot, slots;
+	} range[] = {
+		{ 0x400000000000, 1ULL << 32, 4096 },
+		{ 0x2000000000, 1ULL << 30, 128 },
+	};
+	struct header *m = NULL;
+
+	for (size_t r = 0; r < sizeof(range) / sizeof(range[0]); r++) {
+		uint64_t first = hash(h->name, sizeof(h->name)) % range[r].slots;
+
+		for (uint64_t i = 0; i < range[r].slots; i++) {
+			uint64_t slot = (first + i) % range[r].slots;
+
+			m = map_at(fd, h, range[r].base + slot * range[r].slot);
+			if (m || errno != EEXIST)
+				break;
+		}
+		if (m)
+			break;
+	}
+	return m;
+}
+
+/* A process that dies in here leaves at worst an unsealed memfd, which is never found again. */
+static void *create(struct header *h, void *addr)
+{
+	char fdname[sizeof("perdure-") + NAME_SIZE] = "perdure-";
+	unsigned int flags = MFD_CLOEXEC | MFD_ALLOW_SEALING;
+	struct flock lock = { .l_type = F_WRLCK, .l_whence = SEEK_SET };
+	struct header *m;
+	int fd, err;
+
+	strcat(fdname, h->name);
+	/* Close-on-exec: a restart keeps it all the same, programs that we start do not get it. */
+	fd = memfd_create(fdname, flags | MFD_NOEXEC_SEAL);
+	if (fd < 0 && errno == EINVAL)	/* Linux before 6.3 */
+		fd = memfd_create(fdname, flags);
+	if (fd < 0)
+		return NULL;
+	if (ftruncate(fd, total_size(h)) || fcntl(fd, F_SETLK, &lock))
+		goto fail;
+	m = addr ? map_at(fd, h, (uintptr_t)addr) : map_new(fd, h);
+	if (!m)
+		goto fail;
+	h->base = (uintptr_t)m;
+	h->check = header_check(h);
+	h->fd = fd;
+	*m = *h;
+	if (!fcntl(fd, F_ADD_SEALS, SEALS | F_SEAL_SEAL))
+		return data_of(m);
+	err = errno;
+	munmap(m, total_size(h));
+	errno = err;
+fail:
+	err = errno;
+	close(fd);
+	errno = err;
+	return NULL;
+}
+
+static void *inherit(int fd, const struct header *h, size_t size, uint32_t layout)
+{
+	struct flock lock = { .l_type = F_WRLCK, .l_whence = SEEK_SET };
+	struct header *m;
+	struct stat st;
+
+	if (h->check != header_check(h) || fstat(fd, &st) || (uint64_t)st.st_size != total_size(h)) {
+		errno = EBADMSG;
+		return NULL;
+	}
+	if (h->layout != layout || h->size != size) {
+		errno = ESTALE;
+		return NULL;
+	}
+	/* Record locks belong to the process: a restart keeps them, fork children do not have them. */
+	if (fcntl(fd, F_SETLK, &lock)) {
+		if (errno == EACCES || errno == EAGAIN)
+			errno = EBUSY;
+		return NULL;
+	}
+	m = map_at(fd, h, h->base);
+	if (!m)
+		return NULL;
+	if (apply(m, m->commit)) {
+		munmap(m, total_size(h));
+		errno = EBADMSG;
+		return NULL;
+	}
+	finish(m);
+	m->fd = fd;
+	return data_of(m);
+}
+
+static int name_ok(const char *name)
+{
+	size_t len = strlen(name);
+
+	if (!len || strchr(name, '/')) {
+		errno = EINVAL;
+		return 0;
+	}
+	if (len >= NAME_SIZE) {
+		errno = ENAMETOOLONG;
+		return 0;
+	}
+	return 1;
+}
+
+void *perdure_state_open(const char *name, size_t size, uint32_t layout, void *addr, int *inherited)
+{
+	struct header h;
+	void *area;
+	int fd;
+
+	if (!name_ok(name))
+		return NULL;
+	if (!size || (uintptr_t)addr % sysconf(_SC_PAGESIZE)) {
+		errno = EINVAL;
+		return NULL;
+	}
+	if (size > SIZE_MAX / 4) {
+		errno = ENOMEM;
+		return NULL;
+	}
+
+	fd = find(name, &h);
+	if (fd >= 0) {
+		area = inherit(fd, &h, size, layout);
+	} else {
+		memset(&h, 0, sizeof(h));
+		h.magic = MAGIC;
+		h.size = size;
+		h.layout = layout;
+		h.page = sysconf(_SC_PAGESIZE);
+		memcpy(h.name, name, strlen(name));
+		area = create(&h, addr);
+	}
+	if (area && inherited)
+		*inherited = fd >= 0;
+	return area;
+}
+
+int perdure_state_stage(void *area, void *dst, const void *src, size_t len)
+{
+	struct header *h = header_of(area);
+	uintptr_t offset = (uintptr_t)dst - (uintptr_t)area;
+	struct entry *e;
+	size_t need;
+
+	if ((uintptr_t)dst < (uintptr_t)area || offset > h->size || len > h->size - offset) {
+		errno = EINVAL;
+		return -1;
+	}
+	need = sizeof(*e) + round_up(len, sizeof(uint64_t));
+	if (need > log_size(h) - h->staged) {
+		errno = ENOSPC;
+		return -1;
+	}
+	e = (struct entry *)((char *)h + log_offset(h) + h->staged);
+	e->offset = offset;
+	e->len = len;
+	memcpy(e + 1, src, len);
+	h->staged += need;
+	return 0;
+}
+
+void perdure_state_commit(void *area)
+{
+	struct header *h = header_of(area);
+	uint64_t commit = h->staged;
+
+	atomic_store_explicit(&h->commit, commit, memory_order_release);
+	atomic_signal_fence(memory_order_seq_cst);
+	/* It was checked when it was staged: a log that is wrong now has been overwritten. */
+	if (apply(h, commit))
+		abort();
+	finish(h);
+}
+
+int perdure_state_update(void *area, void *dst, const void *src, size_t len)
+{
+	if (perdure_state_stage(area, dst, src, len))
+		return -1;
+	perdure_state_commit(area);
+	return 0;
+}
+
+void perdure_state_close(void *area)
+{
+	struct header *h = header_of(area);
+	int fd = h->fd;
+
+	munmap(h, total_size(h));
+	close(fd);
+}
+
+int perdure_state_discard(const char *name)
+{
+	struct header h;
+	int fd;
+
+	if (!name_ok(name))
+		return -1;
+	fd = find(name, &h);
+	return fd < 0 ? -1 : close(fd);
+}

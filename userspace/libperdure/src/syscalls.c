@@ -1,0 +1,56 @@
+// SPDX-License-Identifier: LGPL-2.1-or-later
+/*
+ * The system calls. Each takes flags as its last argument; the plain C functions pass 0.
+ * syscall(2) turns errors into -1 and errno.
+ */
+#include <perdure.h>
+#include <unistd.h>
+
+#include "numbers.h"
+
+_Static_assert(sizeof(off_t) == 8, "lsendfile() hands the kernel a 64-bit offset");
+
+ssize_t reregist(const char *bin_path, char *const argv[], char *const envp[], int child_id)
+{
+	return syscall(__NR_reregist, bin_path, argv, envp, child_id, 0);
+}
+
+int perdure_unregister(void)
+{
+	return syscall(__NR_reregist, NULL, NULL, NULL, 0, REREGIST_CLEAR);
+}
+
+int perdure_getreginfo(struct reg_info *info, size_t size)
+{
+	return syscall(__NR_getreginfo, info, size, 0);
+}
+
+ssize_t perdure_regpath(char *buf, size_t size)
+{
+	return syscall(__NR_getreginfo, buf, size, GETREGINFO_PATH);
+}
+
+int perdure_abi_version(void)
+{
+	return syscall(__NR_getreginfo, NULL, (size_t)0, GETREGINFO_VERSION);
+}
+
+ssize_t hread(int fd, void *buf, size_t rlen, size_t dlen)
+{
+	return syscall(__NR_hread, fd, buf, rlen, dlen, 0);
+}
+
+ssize_t lwrite(int fd, const void *buf, size_t len)
+{
+	return syscall(__NR_lwrite, fd, buf, len, 0);
+}
+
+ssize_t lsendfile(int out_fd, int in_fd, off_t *offset, size_t count)
+{
+	return syscall(__NR_lsendfile, out_fd, in_fd, offset, count, 0);
+}
+
+int perdure_getiolog(int fd, struct io_log *log, size_t size)
+{
+	return syscall(__NR_getiolog, fd, log, size, 0);
+}
