@@ -48,7 +48,7 @@ static inline void die(const char *what)
 	exit(1);
 }
 
-#define TRY(expr) ({						\
+#define TRY(expr) __extension__ ({				\
 	__typeof__(expr) _r = (expr);				\
 	if (_r < 0)						\
 		die(#expr);					\

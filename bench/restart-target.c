@@ -10,6 +10,8 @@
 #include "bench.h"
 #include "restart.h"
 
+extern char **environ;
+
 static struct page *map_page(const char *fd)
 {
 	struct page *page = mmap(NULL, sizeof(*page), PROT_READ | PROT_WRITE, MAP_SHARED, atoi(fd), 0);
@@ -27,17 +29,17 @@ static void fault(struct page *page)
 	*nowhere = 0;
 }
 
-static void old(char **argv, char **envp)
+static void old(char **argv)
 {
 	struct page *page = map_page(argv[2]);
 	int go = atoi(argv[3]), first = atoi(argv[4]), n = atoi(argv[5]);
 	int registers = atoi(argv[6]);
-	char *const argv_new[] = { argv[0], "new", argv[2], NULL };
+	char *const argv_new[] = { argv[0], (char *)"new", argv[2], NULL };
 	char buf[SOCKET_BYTES];
 
 	TRY(read(go, buf, 1));
 	if (registers)
-		TRY(syscall(__NR_reregist, argv[0], argv_new, envp, 0, 0));
+		TRY(syscall(__NR_reregist, argv[0], argv_new, environ, 0, 0));
 	for (int fd = first; fd < first + n; fd++) {
 		long got = registers ? syscall(__NR_hread, fd, buf, sizeof(buf), 0ul, 0)
 				     : syscall(__NR_read, fd, buf, sizeof(buf));
@@ -48,13 +50,13 @@ static void old(char **argv, char **envp)
 	fault(page);
 }
 
-int main(int argc, char **argv, char **envp)
+int main(int argc, char **argv)
 {
 	uint64_t start = now_ns();
 	struct page *page;
 
 	if (argc == 7 && !strcmp(argv[1], "old"))
-		old(argv, envp);
+		old(argv);
 	if (argc != 3 || strcmp(argv[1], "new"))
 		return 2;
 	page = map_page(argv[2]);

@@ -113,8 +113,9 @@ static pid_t start(enum way way, char *const argv[])
 static void one_round(enum way way, char *target, const struct channels *ch, struct results *res)
 {
 	char go_fd[12], nsockets[12], first[12];
-	char *const argv_old[] = { target, "old", page_fd, go_fd, first, nsockets, way == IN_PLACE ? "1" : "0", NULL };
-	char *const argv_new[] = { target, "new", page_fd, NULL };
+	char *const argv_old[] = { target, (char *)"old", page_fd, go_fd, first, nsockets,
+				   way == IN_PLACE ? (char *)"1" : (char *)"0", NULL };
+	char *const argv_new[] = { target, (char *)"new", page_fd, NULL };
 	uint64_t seen;
 	int go[2], status;
 	pid_t pid;
