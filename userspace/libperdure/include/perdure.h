@@ -86,15 +86,16 @@ static inline int getiolog(int fd, struct io_log *log)
  * layout or size is refused with ESTALE, one damaged by stray writes with EBADMSG:
  * perdure_state_discard() it and open again to start afresh.
  *
- * addr is where to map a new area, NULL lets the library choose. One process has the area at a
- * time; fork(2) children do not see it, so open it after daemonizing. See perdure_state_open(3).
+ * addr, a multiple of the page size, is where a new area goes; NULL lets the library choose. One
+ * process has the area at a time; fork(2) children do not see it, so open it after daemonizing.
+ * See perdure_state_open(3).
  */
 PERDURE_API void *perdure_state_open(const char *name, size_t size, uint32_t layout, void *addr,
 				     int *inherited);
 
 /*
- * Copy len bytes from src to dst, which is in the area (else EINVAL), all or nothing: whatever stops the
- * process wherever, the next generation finds the old bytes or the new ones. Ranges that
+ * Copy len bytes from src to dst, which is in the area (else EINVAL), all or nothing: whatever
+ * stops the process wherever, the next generation finds the old bytes or the new ones. Ranges that
  * perdure_state_stage() has recorded become current in the same step.
  *
  * A single aligned word needs no call: an ordinary store is never torn.
@@ -111,6 +112,9 @@ PERDURE_API int perdure_state_stage(void *area, void *dst, const void *src, size
 
 /* Make all that is staged current. Cannot fail. */
 PERDURE_API void perdure_state_commit(void *area);
+
+/* The file descriptor that keeps the area: do not close it when closing those left over. */
+PERDURE_API int perdure_state_fd(void *area);
 
 /* Unmap the area and destroy it. */
 PERDURE_API void perdure_state_close(void *area);

@@ -17,6 +17,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <stdatomic.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -36,7 +37,10 @@
 #define MAGIC		0x5045524455524531ULL	/* PERDURE1: the format below */
 #define NAME_SIZE	64
 #define LOG_EXTRA	65536			/* room for the entries of small ranges */
+#define FD_NAME		"perdure-"		/* and the area's name: what /proc/PID/fd shows */
 #define SEALS		(F_SEAL_SHRINK | F_SEAL_GROW)
+
+_Static_assert(sizeof(void *) == 8, "state areas need a 64-bit address space");
 
 struct header {
 	uint64_t magic;
@@ -126,44 +130,49 @@ static int apply(struct header *h, uint64_t commit)
 static void finish(struct header *h)
 {
 	atomic_store_explicit(&h->commit, 0, memory_order_release);
+	/* The next update must not write to the log before this one is over. */
+	atomic_signal_fence(memory_order_seq_cst);
 	h->staged = 0;
 }
 
-/* 0 when fd is the area called name; *h gets its header. */
-static int examine(int fd, const char *name, struct header *h)
+/* Reads the header of an area. Sealing is the last step of making one; only memfds have seals. */
+static int read_header(int fd, struct header *h)
 {
 	int seals = fcntl(fd, F_GET_SEALS);
 
-	/* Sealing is the last step of making one; no other kind of file has seals. */
 	if (seals < 0 || (seals & SEALS) != SEALS)
 		return -1;
-	if (pread(fd, h, sizeof(*h), 0) != sizeof(*h) || h->magic != MAGIC)
-		return -1;
-	return strncmp(h->name, name, NAME_SIZE) ? -1 : 0;
+	return pread(fd, h, sizeof(*h), 0) == sizeof(*h) ? 0 : -1;
 }
 
-/* The file descriptor of the area called name, or -1 with ENOENT. */
+/*
+ * The file descriptor of the area called name, or -1 with ENOENT. What the kernel calls the file
+ * is not subject to stray writes as the header is: a damaged area is found all the same.
+ */
 static int find(const char *name, struct header *h)
 {
+	char want[sizeof("/memfd:" FD_NAME " (deleted)") + NAME_SIZE], link[sizeof(want)];
 	DIR *dir = opendir("/proc/self/fd");
 	struct rlimit limit;
 	struct dirent *d;
-	int fd = -1;
+	int fd = -1, n;
 
+	n = snprintf(want, sizeof(want), "/memfd:" FD_NAME "%s (deleted)", name);
 	if (dir) {
 		while ((d = readdir(dir))) {
-			fd = atoi(d->d_name);
-			if (d->d_name[0] != '.' && !examine(fd, name, h))
+			if (readlinkat(dirfd(dir), d->d_name, link, sizeof(link)) == n &&
+			    !memcmp(link, want, n) && !read_header(atoi(d->d_name), h)) {
+				fd = atoi(d->d_name);
 				break;
-			fd = -1;
+			}
 		}
 		closedir(dir);
 	} else if (!getrlimit(RLIMIT_NOFILE, &limit)) {
-		/* No /proc, in a chroot perhaps: ask every one. */
-		for (fd = 0; (rlim_t)fd < limit.rlim_cur; fd++)
-			if (!examine(fd, name, h))
-				return fd;
-		fd = -1;
+		/* No /proc, in a chroot perhaps: the headers must do. */
+		for (int i = 0; (rlim_t)i < limit.rlim_cur && fd < 0; i++)
+			if (!read_header(i, h) && h->magic == MAGIC &&
+			    !strncmp(h->name, name, NAME_SIZE))
+				fd = i;
 	}
 	if (fd < 0)
 		errno = ENOENT;
@@ -228,7 +237,7 @@ static struct header *map_new(int fd, const struct header *h)
 /* A process that dies in here leaves at worst an unsealed memfd, which is never found again. */
 static void *create(struct header *h, void *addr)
 {
-	char fdname[sizeof("perdure-") + NAME_SIZE] = "perdure-";
+	char fdname[sizeof(FD_NAME) + NAME_SIZE] = FD_NAME;
 	unsigned int flags = MFD_CLOEXEC | MFD_ALLOW_SEALING;
 	struct flock lock = { .l_type = F_WRLCK, .l_whence = SEEK_SET };
 	struct header *m;
@@ -243,7 +252,7 @@ static void *create(struct header *h, void *addr)
 		return NULL;
 	if (ftruncate(fd, total_size(h)) || fcntl(fd, F_SETLK, &lock))
 		goto fail;
-	m = addr ? map_at(fd, h, (uintptr_t)addr) : map_new(fd, h);
+	m = addr ? map_at(fd, h, (uintptr_t)addr - h->page) : map_new(fd, h);
 	if (!m)
 		goto fail;
 	h->base = (uintptr_t)m;
@@ -268,7 +277,8 @@ static void *inherit(int fd, const struct header *h, size_t size, uint32_t layou
 	struct header *m;
 	struct stat st;
 
-	if (h->check != header_check(h) || fstat(fd, &st) || (uint64_t)st.st_size != total_size(h)) {
+	if (h->magic != MAGIC || h->check != header_check(h) || fstat(fd, &st) ||
+	    (uint64_t)st.st_size != total_size(h)) {
 		errno = EBADMSG;
 		return NULL;
 	}
@@ -312,13 +322,15 @@ static int name_ok(const char *name)
 
 void *perdure_state_open(const char *name, size_t size, uint32_t layout, void *addr, int *inherited)
 {
+	size_t page = sysconf(_SC_PAGESIZE);
 	struct header h;
 	void *area;
 	int fd;
 
 	if (!name_ok(name))
 		return NULL;
-	if (!size || (uintptr_t)addr % sysconf(_SC_PAGESIZE)) {
+	/* The header goes before addr, and never to page 0. */
+	if (!size || (addr && ((uintptr_t)addr % page || (uintptr_t)addr < 2 * page))) {
 		errno = EINVAL;
 		return NULL;
 	}
@@ -335,7 +347,7 @@ void *perdure_state_open(const char *name, size_t size, uint32_t layout, void *a
 		h.magic = MAGIC;
 		h.size = size;
 		h.layout = layout;
-		h.page = sysconf(_SC_PAGESIZE);
+		h.page = page;
 		memcpy(h.name, name, strlen(name));
 		area = create(&h, addr);
 	}
@@ -387,6 +399,11 @@ int perdure_state_update(void *area, void *dst, const void *src, size_t len)
 		return -1;
 	perdure_state_commit(area);
 	return 0;
+}
+
+int perdure_state_fd(void *area)
+{
+	return header_of(area)->fd;
 }
 
 void perdure_state_close(void *area)
