@@ -1,0 +1,81 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
+"""A kernel tree of our own, to put prefixes of the series on, and objects of it."""
+
+import hashlib
+import os
+import re
+import shutil
+from pathlib import Path
+
+from ktap import BUILD, TOP, output
+
+PATCHES = TOP / "kernel-patches"
+SOURCE = BUILD / "linux"            # made by ./build.sh patch; its tag "base" is the kernel without us
+TREE = BUILD / "hygiene" / "linux"  # ours to check out as we like
+OBJECTS = BUILD / "kernel" / "prefix"
+
+# Files of the kernel that are ours alone, when they are there.
+OWN = ("kernel/zlr", "net/ipv4/tcp_hold.c", "include/linux/zlr.h", "include/uapi/linux/zlr.h",
+       "include/trace/events/zlr.h")
+
+
+def series() -> list[Path]:
+    lines = (PATCHES / "series").read_text().splitlines()
+    return [PATCHES / line.strip() for line in lines if line.strip() and not line.startswith("#")]
+
+
+def git(*args: str | Path, ok: tuple[int, ...] = (0,)) -> str:
+    return output("git", *args, cwd=TREE, ok=ok)
+
+
+def base() -> str:
+    if not (SOURCE / ".git").exists():
+        raise RuntimeError(f"{SOURCE} is missing: run ./build.sh patch")
+    return output("git", "rev-parse", "base^{commit}", cwd=SOURCE).strip()
+
+
+def checkout_base() -> None:
+    """Puts the tree on the unpatched kernel; unchanged files keep their times, so that objects stay valid."""
+    commit = base()
+    if TREE.exists() and not (TREE / ".git").exists():
+        shutil.rmtree(TREE)
+    if not TREE.exists():
+        TREE.parent.mkdir(parents=True, exist_ok=True)
+        output("git", "clone", "-q", "--shared", "--no-checkout", SOURCE, TREE)
+    git("fetch", "-q", "--tags", "--force", "origin")
+    git("checkout", "-q", "--force", "--detach", commit)
+    git("clean", "-qfd")
+
+
+def apply(patch: Path) -> None:
+    """No fuzz, no white space errors; offsets are fine."""
+    git("apply", "--index", "--whitespace=error-all", patch)
+
+
+def files_of(patch: Path) -> list[str]:
+    """What the patch adds or changes."""
+    return re.findall(r"^\+\+\+ b/(\S+)$", patch.read_text(errors="replace"), re.M)
+
+
+def make(*args: str, ok: tuple[int, ...] = (0,)) -> str:
+    return output("make", "-s", f"-j{os.cpu_count()}", f"O={OBJECTS}", *args, cwd=TREE, ok=ok)
+
+
+def configure() -> None:
+    OBJECTS.mkdir(parents=True, exist_ok=True)
+    wanted = "".join((TOP / "configs" / name).read_text() for name in ("vm.config", "features.config"))
+    fragment = OBJECTS / "wanted.config"
+    if not fragment.exists() or fragment.read_text() != wanted or not (OBJECTS / ".config").exists():
+        fragment.write_text(wanted)
+    # Each prefix has other options; an unchanged result keeps its time.
+    make(f"KCONFIG_ALLCONFIG={fragment}", "allnoconfig")
+
+
+def fingerprint(patches: list[Path]) -> str:
+    """Of everything that decides whether a prefix compiles."""
+    digest = hashlib.sha256(base().encode())
+    for part in (*patches, TOP / "configs/vm.config", TOP / "configs/features.config", Path(__file__),
+                 Path(__file__).parent / "series.py"):
+        digest.update(part.read_bytes())
+    digest.update(output("gcc", "--version").encode())
+    return digest.hexdigest()

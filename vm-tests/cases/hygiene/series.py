@@ -1,0 +1,145 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: GPL-2.0-or-later
+"""The kernel series: form, checkpatch, each prefix, sparse and kernel-doc on what is ours."""
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import kernel
+from kernel import OBJECTS, OWN, PATCHES, TREE, apply, checkout_base, configure, files_of, fingerprint, make, series
+from ktap import BUILD, main, output, rel
+
+HERE = Path(__file__).parent
+
+
+def form() -> Iterator[str]:
+    """Names, order and mail headers, as kernel-patches/README.md has them."""
+    names = [path.name for path in series()]
+    if not names:
+        yield "kernel-patches/series names no patch"
+    if names != sorted(names):
+        yield "kernel-patches/series is not in the order of its numbers"
+    numbers = [name[:3] for name in names]
+    yield from (f"number {n} is used twice" for n in sorted(set(numbers)) if numbers.count(n) > 1)
+    yield from (f"{rel(path)} is not in the series" for path in PATCHES.glob("*.patch") if path.name not in names)
+    for path in series():
+        if not path.exists():
+            yield f"{rel(path)} is in the series, but missing"
+            continue
+        head, _, _ = path.read_text().partition("\n---\n")
+        fields = dict(re.findall(r"^(From|Date|Subject): (.*(?:\n .*)*)$", head, re.M))
+        subject = re.sub(r"\n ", " ", fields.get("Subject", "")).removeprefix("[PATCH] ")
+        author = re.sub(r"\n ", " ", fields.get("From", ""))
+        if not re.fullmatch(r"[0-9]{3}-[a-z0-9-]+\.patch", path.name):
+            yield f"{path.name}: not named NNN-area-what.patch"
+        if not re.fullmatch(r"[a-z0-9/._-]+(: [a-z0-9/._-]+)*: \S.*", subject) or len(subject) > 75:
+            yield f"{path.name}: subject is not 'area: imperative' of at most 75 characters: {subject!r}"
+        if "Date" not in fields:
+            yield f"{path.name}: no Date"
+        if f"Signed-off-by: {author}" not in head:
+            yield f"{path.name}: not signed off by its author {author!r}"
+        if len(re.split(r"\n\n", head)) < 3:
+            yield f"{path.name}: does not say why"
+
+
+def allowed() -> dict[tuple[str, str], str]:
+    """checkpatch.allow: patch, type, reason. An entry that no longer matches is an error."""
+    entries = {}
+    for line in (HERE / "checkpatch.allow").read_text().splitlines():
+        if line and not line.startswith("#"):
+            patch, kind, reason = line.split(None, 2)
+            entries[patch, kind] = reason
+    return entries
+
+
+def checkpatch() -> Iterator[str]:
+    excused, used = allowed(), set()
+    script = kernel.SOURCE / "scripts/checkpatch.pl"
+    for path in series():
+        text = output("perl", script, "--strict", "--show-types", "--terse", path, cwd=kernel.SOURCE, ok=(0, 1),
+                      env={"GIT_DIR": "/none"})     # without git it leaves out spdxcheck, which needs more packages
+        for line in text.splitlines():
+            found = re.search(r"(ERROR|WARNING|CHECK):([A-Z_0-9]+): ", line)
+            if not found:
+                if not re.match(r"total: 0 errors, 0 warnings, 0 checks, |total: ", line):
+                    yield f"checkpatch said: {line}"
+                continue
+            entry = next((e for e in excused if e in ((path.name, found[2]), ("*", found[2]))), None)
+            if entry:
+                used.add(entry)
+            else:
+                yield f"{path.name}:{line.split(':', 1)[1]}"
+    yield from (f"checkpatch.allow: {patch} {kind} is not needed" for patch, kind in excused if (patch, kind) not in used)
+
+
+def targets(patch: Path) -> tuple[list[str], list[str]]:
+    """Objects to compile after a patch: of the kernel's files that it touches, and all of our own."""
+    shared: list[str] = []
+    for name in files_of(patch):
+        if name.endswith(".tbl"):
+            shared += ["arch/x86/entry/syscall_64.o", "kernel/sys_ni.o"]
+        elif name.endswith(".c") and not name.startswith(("tools/", "Documentation/", "samples/", *OWN)):
+            shared.append(name[:-2] + ".o")
+    own = [name + "/" if (TREE / name).is_dir() else name[:-2] + ".o" for name in OWN
+           if name.startswith(("kernel/", "net/")) and (TREE / name).exists()]
+    return sorted(set(shared)), own
+
+
+def prefixes() -> Iterator[str]:
+    """Every prefix of the series applies, and the objects it touches compile; ours without a W=1 warning."""
+    passed = BUILD / "hygiene" / "passed"
+    done = set(passed.read_text().split()) if passed.exists() else set()
+    patches = series()
+    checkout_base()
+    for number, patch in enumerate(patches, 1):
+        try:
+            apply(patch)
+        except RuntimeError as error:
+            yield str(error)
+            return
+        stamp = fingerprint(patches[:number])
+        if stamp in done:
+            continue
+        shared, own = targets(patch)
+        try:
+            configure()
+            make("prepare")
+            if shared:
+                make("KCFLAGS=-Werror", *shared)
+            if own:
+                make("KCFLAGS=-Werror", "W=1", *own)
+        except RuntimeError as error:
+            yield f"with the patches up to {patch.name}: {error}"
+            continue
+        done.add(stamp)
+    passed.write_text("\n".join(sorted(done)) + "\n")
+
+
+def sparse() -> Iterator[str]:
+    """On the whole series; prefixes() has left its tree on it."""
+    configure()
+    _, own = targets(series()[-1])
+    objects = [target for target in own if target.endswith(".o")] + [
+        str(source.relative_to(TREE))[:-2] + ".o" for source in sorted((TREE / "kernel/zlr").glob("*.c"))]
+    if not objects:
+        yield "there is nothing of ours in the tree"
+    text = output("make", "-s", f"O={OBJECTS}", "C=2", "W=1", *objects, cwd=TREE, ok=(0, 2))
+    for line in text.splitlines():
+        if line.startswith(tuple(f"../{name}" for name in OWN)) or re.search(r"(kernel/zlr|tcp_hold|zlr\.h).*(warning|error):", line):
+            yield line
+
+
+def kernel_doc() -> Iterator[str]:
+    files = [str(file.relative_to(TREE)) for name in OWN
+             for file in (sorted((TREE / name).glob("*.[ch]")) if (TREE / name).is_dir() else [TREE / name])
+             if file.exists()]
+    if not files:
+        yield "there is nothing of ours in the tree"
+        return
+    text = output("perl", "scripts/kernel-doc", "-none", "-Wall", "-Werror", *files, cwd=TREE, ok=tuple(range(256)))
+    yield from text.splitlines()
+
+
+if __name__ == "__main__":
+    main(form, prefixes, checkpatch, sparse, kernel_doc)

@@ -1,0 +1,123 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: GPL-2.0-or-later
+"""Every file of the repository: licence, white space, links, and what the linters say of it."""
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+from ktap import TOP, main, output, rel, tracked
+
+# No place for a comment, or not ours to change. A patch carries the licence of each file that it adds.
+NO_SPDX = re.compile(r"(VERSION|UPSTREAM|kernel-patches/series|LICENSES/.*|.*\.(json|patch|txt))$")
+
+# What each part is licensed under; the first match decides.
+LICENCES = (
+    (r"userspace/libperdure/include/perdure/", "GPL-2.0 WITH Linux-syscall-note"),
+    (r"userspace/libperdure/", "LGPL-2.1-or-later"),
+    (r"configs/", "GPL-2.0-only"),
+    (r"", "GPL-2.0-or-later"),
+)
+
+
+def text_of(path: Path) -> str | None:
+    data = path.read_bytes()
+    return None if b"\0" in data else data.decode("utf-8", "replace")
+
+
+def spdx() -> Iterator[str]:
+    for path in tracked():
+        name, text = rel(path), text_of(path)
+        if NO_SPDX.match(name) or not text:
+            continue
+        found = re.search(r"SPDX-License-Identifier: ([^*\n]+?)\s*(\*/|-->|\n)", "\n".join(text.split("\n")[:5]) + "\n")
+        if not found:
+            yield f"{name}: no SPDX-License-Identifier in the first five lines"
+            continue
+        want = next(licence for where, licence in LICENCES if re.match(where, name))
+        if found[1] != want and not (name.startswith("kernel-patches/") and found[1].startswith("GPL-2.0")):
+            yield f"{name}: licensed under {found[1]}, not {want}"
+
+
+def licence_texts() -> Iterator[str]:
+    for name in ("GPL-2.0", "LGPL-2.1", "Linux-syscall-note"):
+        if not (TOP / "LICENSES" / name).is_file():
+            yield f"LICENSES/{name} is missing"
+
+
+def white_space() -> Iterator[str]:
+    for path in tracked():
+        name, text = rel(path), text_of(path)
+        if not text or name.startswith("LICENSES/") or name.endswith(".patch"):
+            continue
+        for number, line in enumerate(text.split("\n"), 1):
+            if line != line.rstrip():
+                yield f"{name}:{number}: white space at the end of the line"
+        if not text.endswith("\n") or text.endswith("\n\n"):
+            yield f"{name}: must end with exactly one newline"
+
+
+def anchors(markdown: str) -> set[str]:
+    found: set[str] = set()
+    for title in re.findall(r"^#+ (.*)$", re.sub(r"(?ms)^```.*?^```", "", markdown), re.M):
+        slug = re.sub(r"[^\w\- ]", "", re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", title).lower()).strip().replace(" ", "-")
+        found.add(slug)
+    return found
+
+
+def links() -> Iterator[str]:
+    """Relative links of the manual, and paths that it names in code style."""
+    for page in tracked("*.md"):
+        text = page.read_text()
+        prose = re.sub(r"(?ms)^```.*?^```", "", text)
+        for target in re.findall(r"(?<!!)\[[^]]*\]\(([^)\s]+)\)", prose):
+            if re.match(r"[a-z]+:", target):
+                continue
+            file, _, anchor = target.partition("#")
+            there = (page.parent / file).resolve() if file else page
+            if not there.exists():
+                yield f"{rel(page)}: link to {target}, which does not exist"
+            elif anchor and there.suffix == ".md" and anchor not in anchors(there.read_text()):
+                yield f"{rel(page)}: link to {target}: no such heading"
+
+
+def orphans() -> Iterator[str]:
+    """Every page of the manual can be reached from its index."""
+    index = (TOP / "docs/index.md").read_text()
+    for page in tracked("docs/*.md", "docs/**/*.md"):
+        name = str(page.relative_to(TOP / "docs"))
+        if name != "index.md" and f"({name})" not in index:
+            yield f"docs/{name} is not linked from docs/index.md"
+
+
+def shell_scripts() -> list[Path]:
+    return [p for p in tracked() if p.suffix == ".sh"
+            or re.match(rb"#!.*\b(ba|da)?sh\b", p.read_bytes()[:40].split(b"\n")[0])]
+
+
+def shellcheck() -> Iterator[str]:
+    scripts = shell_scripts()
+    if scripts:
+        yield from output("shellcheck", "-x", "--format=gcc", *scripts, ok=(0, 1)).splitlines()
+
+
+def python() -> Iterator[str]:
+    for path in tracked():
+        if path.suffix == ".py" or path.read_bytes()[:40].startswith(b"#!/usr/bin/env python3"):
+            try:
+                ast.parse(path.read_text(), filename=rel(path))
+            except SyntaxError as error:
+                yield str(error)
+
+
+def manual_pages() -> Iterator[str]:
+    pages = [p for p in tracked("userspace/") if re.fullmatch(r"\.[1-8]", p.suffix)]
+    if not pages:
+        yield "there are no manual pages under userspace/"
+    for page in pages:
+        yield from output("mandoc", "-T", "lint", "-W", "warning", page, ok=(0, 1, 2, 3, 4)).splitlines()
+
+
+if __name__ == "__main__":
+    main(spdx, licence_texts, white_space, links, orphans, shellcheck, python, manual_pages)
