@@ -35,6 +35,7 @@ struct link {
 };
 
 static int zlr;
+static uint64_t clock_ns;
 
 static long get(struct end *e, int side, size_t len)
 {
@@ -120,6 +121,21 @@ static void close_link(struct link *l)
 	}
 }
 
+/* Did it happen? The kernel's own count of what went through this end, and of what it still holds. */
+static void check_counts(struct end *e, size_t bytes)
+{
+	struct io_log in, out;
+
+	TRY(syscall(__NR_getiolog, e->in, &in, sizeof(in), 0));
+	TRY(syscall(__NR_getiolog, e->out, &out, sizeof(out), 0));
+	if (in.read != bytes || in.held != e->held || out.written != bytes) {
+		fprintf(stderr, "bench: of %zu bytes, %llu were read, %llu written; %llu are held, not %zu\n", bytes,
+			(unsigned long long)in.read, (unsigned long long)out.written, (unsigned long long)in.held,
+			e->held);
+		exit(1);
+	}
+}
+
 static void wait_for(int fd, size_t bytes)
 {
 	int queued = 0;
@@ -161,17 +177,19 @@ static void measure_calls(const char *kind, size_t size, int rounds)
 			wait_for(l->near.in, size);
 			t = now_ns();
 			get_all(&l->near, side, size);
-			reading = now_ns() - t;
+			reading = now_ns() - t - clock_ns;
 
 			t = now_ns();
 			put_all(&l->near, side, size);
-			writing = now_ns() - t;
+			writing = now_ns() - t - clock_ns;
 			get_all(&l->far, PLAIN, size);
 			if (i >= 0) {
 				add_sample(&reads[side], reading);
 				add_sample(&writes[side], writing);
 			}
 		}
+	if (zlr)
+		check_counts(&links[HELD].near, size * (rounds + WARM_UP));
 	report_both(kind, "read", size, reads);
 	report_both(kind, "write", size, writes);
 	for (int side = 0; side < NR_SIDES; side++)
@@ -215,6 +233,8 @@ static void measure_transfer(const char *kind, size_t size, int rounds)
 		TRY(waitpid(pid[side], &status, 0));
 		if (status)
 			die("the other end failed");
+		if (side == HELD)
+			check_counts(&links[side].near, size * (rounds + WARM_UP));
 		close_link(&links[side]);
 	}
 	report_both(kind, "transfer", size, s);
@@ -231,6 +251,7 @@ int main(int argc, char **argv)
 	rounds = atoi(argv[arg]);
 	bench_setup(argc, argv);
 	zlr = have_zlr();
+	clock_ns = clock_cost();
 	memset(buf, 'p', sizeof(buf));
 	for (size_t i = 0; i < sizeof(sizes) / sizeof(sizes[0]); i++) {
 		measure_calls("tcp", sizes[i], rounds);

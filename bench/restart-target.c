@@ -3,7 +3,7 @@
  * The process that faults, and the one that takes its place. Built twice: dynamic and static.
  *
  *	restart-target old PAGE GO SOCKETS NSOCKETS REGISTER	waits on GO, reads from its sockets, faults
- *	restart-target new PAGE				the new generation: notes when main() began
+ *	restart-target new PAGE [SOCKETS NSOCKETS]	the new generation: notes when main() began
  */
 #include <sys/mman.h>
 
@@ -34,7 +34,7 @@ static void old(char **argv)
 	struct page *page = map_page(argv[2]);
 	int go = atoi(argv[3]), first = atoi(argv[4]), n = atoi(argv[5]);
 	int registers = atoi(argv[6]);
-	char *const argv_new[] = { argv[0], (char *)"new", argv[2], NULL };
+	char *const argv_new[] = { argv[0], (char *)"new", argv[2], argv[4], argv[5], NULL };
 	char buf[SOCKET_BYTES];
 
 	TRY(read(go, buf, 1));
@@ -57,10 +57,16 @@ int main(int argc, char **argv)
 
 	if (argc == 7 && !strcmp(argv[1], "old"))
 		old(argv);
-	if (argc != 3 || strcmp(argv[1], "new"))
+	if ((argc != 3 && argc != 5) || strcmp(argv[1], "new"))
 		return 2;
 	page = map_page(argv[2]);
 	page->main_ns = start;
 	syscall(__NR_getreginfo, &page->info, sizeof(page->info), 0);
+	for (int i = 0; argc == 5 && i < atoi(argv[4]); i++) {
+		struct io_log log;
+
+		TRY(syscall(__NR_getiolog, atoi(argv[3]) + i, &log, sizeof(log), 0));
+		page->unread += log.unread;
+	}
 	return 0;
 }

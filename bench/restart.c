@@ -39,6 +39,7 @@ struct channels {
 
 static const struct channels channel_sets[] = {
 	{ "3 fds", 0, 0 },
+	{ "100 fds", 100, 0 },
 	{ "1000 fds", 1000, 0 },
 	{ "1000 fds, 100 sockets with data", 1000, 100 },
 };
@@ -137,9 +138,9 @@ static void one_round(enum way way, char *target, const struct channels *ch, str
 	seen = now_ns();
 
 	if (way == IN_PLACE) {
-		if (status || page->info.generation != 2) {
-			fprintf(stderr, "bench: no restart: status %#x, generation %llu\n", status,
-				(unsigned long long)page->info.generation);
+		if (status || page->info.generation != 2 || page->unread != (uint64_t)ch->sockets * SOCKET_BYTES) {
+			fprintf(stderr, "bench: no restart: status %#x, generation %llu, %llu bytes to read again\n", status,
+				(unsigned long long)page->info.generation, (unsigned long long)page->unread);
 			exit(1);
 		}
 	} else {

@@ -9,6 +9,7 @@ struct page {
 	volatile uint64_t fault_ns;	/* just before the faulting instruction */
 	volatile uint64_t main_ns;	/* first line of main() of the new generation */
 	struct reg_info info;
+	uint64_t unread;		/* held by the old generation, to be read again by the new one */
 };
 
 #endif
