@@ -1,0 +1,165 @@
+#!/bin/bash
+# SPDX-License-Identifier: GPL-2.0-or-later
+# The one entry point: ./build.sh VERB. Every stage does only what is missing; --help explains the verbs.
+set -euo pipefail
+# shellcheck source=scripts/lib.sh
+. "$(dirname "${BASH_SOURCE[0]}")/scripts/lib.sh"
+
+usage() {
+	cat <<'EOF'
+usage: ./build.sh VERB [OPTIONS]
+
+  demo                     set up, build, boot, and show the main job: a service crashes, its client never notices
+  test [SUITE...]          set up, build, and run the test suites in virtual machines
+  run -- CMD...            run CMD as root in a virtual machine that sees this machine's files, copy-on-write
+  shell                    the same, with a terminal
+  bench [NAME...]          re-measure the project's figures
+
+  setup                    install what is needed (packaging/deps/apt.txt)
+  fetch                    find the kernel source
+  patch [--force]          make build/linux: a git tree, one commit for each patch of kernel-patches/series
+  refresh                  write the commits of build/linux back to kernel-patches
+  kernel [--profile P] [--kernel perdure|stock]
+                           build a kernel
+  userspace                build the library and the programs
+  clean                    remove what was built; keep the compiler's cache
+  distclean                remove build/ and dist/
+
+Each of them does what it needs of the stages before. ./build.sh VERB --help says more. Logs are in build/log/.
+EOF
+}
+
+help_of() {
+	case $1 in
+	setup) echo "usage: ./build.sh setup
+Installs the Debian packages named in packaging/deps/apt.txt that are missing, as root or with sudo." ;;
+	fetch) echo "usage: ./build.sh fetch
+Finds the kernel source: the tarball of Debian's linux-source package, or the one that KERNEL_SRC names, and compares it
+with kernel-patches/UPSTREAM." ;;
+	patch) echo "usage: ./build.sh patch [--force]
+Makes build/linux a git tree of the kernel source with one commit for each patch, tag \"base\" below them. It refuses
+to lose work that is not in the series, unless --force is given." ;;
+	refresh) echo "usage: ./build.sh refresh [--tree DIR --base COMMIT]
+Writes the commits of build/linux (or of DIR, after COMMIT) to kernel-patches. A commit names its file in a trailer,
+\"Perdure-Patch: 125-area-what.patch\"; files of commits that have gone are removed." ;;
+	kernel) echo "usage: ./build.sh kernel [--profile vm|debug|off] [--kernel perdure|stock]
+Builds build/kernel/<kernel>-<profile>/vmlinux. Profiles: vm (tests and demo), debug (with the kernel's checkers), off
+(the series applied, its options off). A stock kernel is the same configuration without the series." ;;
+	userspace) echo "usage: ./build.sh userspace
+Builds the library, the programs, and the tests' programs into build/userspace." ;;
+	demo) echo "usage: ./build.sh demo
+Builds what is missing and shows, in a virtual machine, downloads that survive the server's crash." ;;
+	bench) echo "usage: ./build.sh bench [NAME...] [--json FILE]
+Re-measures the tables in bench/; prints ours beside the goals." ;;
+	clean) echo "usage: ./build.sh clean
+Removes what was built under build/, but neither the kernel's git tree nor the compiler's cache." ;;
+	distclean) echo "usage: ./build.sh distclean
+Removes build/ and dist/." ;;
+	*) return 1 ;;
+	esac
+}
+
+setup() { "$TOP/scripts/setup.sh"; }
+fetch() { setup && "$TOP/scripts/fetch.sh"; }
+patched() { fetch && "$TOP/scripts/patch.sh" "$@"; }
+userspace() { setup && "$TOP/scripts/userspace.sh"; }
+
+# What the kernels are made of. When it is as it was at the last build, nothing else needs a look.
+kernel_inputs() {
+	(
+		cd "$TOP"
+		find kernel-patches configs scripts -type f -print0 | sort -z | xargs -0 sha256sum
+	) | sha256sum | cut -d ' ' -f 1
+}
+
+# kernel NAME PROFILE
+kernel() {
+	local stamp=$BUILD/kernel/$1-$2/perdure-inputs inputs
+	inputs=$(kernel_inputs)
+	[[ $(cat "$stamp" 2>/dev/null) != "$inputs" ]] || return 0
+	patched --keep
+	"$TOP/scripts/kernel.sh" --kernel "$1" --profile "$2"
+	# Absent after a build of local work
+	[[ ! -f $BUILD/kernel/$1-$2/perdure-state ]] || echo "$inputs" >"$stamp"
+}
+
+# Sets name and profile from the options that run, shell and kernel share; given an image, there is nothing to build
+kernel_options() {
+	name=perdure profile=vm image=
+	while [[ $# -gt 0 && $1 != -- ]]; do
+		case $1 in
+		--kernel) name=${2:-}; shift ;;
+		--kernel=*) name=${1#*=} ;;
+		--profile) profile=${2:-}; shift ;;
+		--profile=*) profile=${1#*=} ;;
+		--vmlinux | --vmlinux=* | -h | --help) image=given ;;
+		esac
+		shift || true
+	done
+}
+
+verb=${1:-}
+[[ $# == 0 ]] || shift
+case ${1:-} in
+-h | --help) ! help_of "$verb" || exit 0 ;;
+esac
+
+case $verb in
+setup | fetch) "$verb" ;;
+patch) patched "$@" ;;
+refresh) "$TOP/scripts/refresh.sh" "$@" ;;
+userspace) userspace ;;
+kernel)
+	kernel_options "$@"
+	patched --keep
+	"$TOP/scripts/kernel.sh" "$@"
+	say "kernel: build/kernel/$name-$profile/vmlinux is up to date"
+	;;
+run | shell)
+	kernel_options "$@"
+	[[ -n $image ]] || kernel "$name" "$profile"
+	exec python3 "$TOP/vm-tests/run" "$verb" "$@"
+	;;
+test)
+	need python3
+	# The suites say which kernels they need
+	plan=$(python3 "$TOP/vm-tests/run" test --plan "$@")
+	for line in $plan; do
+		case $line in
+		show) exec python3 "$TOP/vm-tests/run" test "$@" ;;
+		userspace) userspace ;;
+		patch) patched --keep ;;
+		*) kernel "${line%-*}" "${line#*-}" ;;
+		esac
+	done
+	exec python3 "$TOP/vm-tests/run" test "$@"
+	;;
+demo)
+	kernel perdure vm
+	userspace
+	exec python3 "$TOP/vm-tests/run" run -- python3 "$TOP/demo/demo.py" "$@"
+	;;
+bench)
+	kernel perdure vm
+	kernel stock vm
+	userspace
+	exec python3 "$TOP/bench/run" "$@"
+	;;
+deb | rpm)
+	say "$verb: not in this release"
+	exit 2
+	;;
+clean)
+	rm -rf "$BUILD"/{kernel,userspace,vm,log,test,linux.new,linux-stock}
+	[[ ! -d $LINUX/.git ]] || git -C "$LINUX" worktree prune
+	;;
+distclean)
+	[[ ! -d $LINUX/.git ]] || say "removing build/linux, too"
+	rm -rf "$BUILD" "$TOP/dist"
+	;;
+'' | -h | --help | help) usage ;;
+*)
+	say "no such verb: $verb (see ./build.sh --help)"
+	exit 2
+	;;
+esac

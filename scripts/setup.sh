@@ -1,0 +1,47 @@
+#!/bin/bash
+# SPDX-License-Identifier: GPL-2.0-or-later
+# setup: installs the packages of packaging/deps/apt.txt that are missing, and nothing when none is.
+set -euo pipefail
+# shellcheck source=scripts/lib.sh
+. "$(dirname "$0")/lib.sh"
+
+list=$TOP/packaging/deps/apt.txt
+mapfile -t wanted < <(sed 's/#.*//; s/[[:space:]]*$//; /^$/d' "$list")
+# Looking takes a moment; what was complete stays so for this list and this dpkg database
+seen="$(sha256sum <"$list") $(stat -c %Y /var/lib/dpkg/status 2>/dev/null || true)"
+[[ $(cat "$CACHE/setup" 2>/dev/null) != "$seen" ]] || exit 0
+
+missing() {
+	# ${Status} is dpkg-query's, not ours
+	# shellcheck disable=SC2016
+	comm -23 <(printf '%s\n' "${wanted[@]}" | sort) \
+		<(dpkg-query -W -f '${Package} ${Status}\n' "${wanted[@]}" 2>/dev/null |
+			sed -n 's/ install ok installed$//p' | sort) | tr '\n' ' '
+}
+
+install() {
+	local as=()
+	[[ $(id -u) == 0 ]] || as=(sudo -n)
+	export DEBIAN_FRONTEND=noninteractive
+	"${as[@]}" env DEBIAN_FRONTEND=noninteractive apt-get -o DPkg::Lock::Timeout=120 -o Acquire::Retries=2 update
+	# shellcheck disable=SC2086
+	"${as[@]}" env DEBIAN_FRONTEND=noninteractive apt-get -o DPkg::Lock::Timeout=120 -o Acquire::Retries=2 \
+		install -y --no-install-recommends $packages
+}
+
+if ! command -v dpkg-query >/dev/null || ! command -v apt-get >/dev/null; then
+	die "this is not a Debian system; install the equivalent of: ${wanted[*]}"
+fi
+packages=$(missing)
+if [[ -n $packages ]]; then
+	if [[ $(id -u) != 0 ]]; then
+		command -v sudo >/dev/null || die "not root and no sudo; have these installed: $packages"
+		# Asks for the password here, where the user sees it
+		sudo -v || die "sudo refused; have these installed: $packages"
+	fi
+	step "install $(wc -w <<<"$packages") packages" setup install
+	packages=$(missing)
+	[[ -z $packages ]] || die "not installed: $packages (log: build/log/setup.log)"
+fi
+mkdir -p "$CACHE"
+echo "$seen" >"$CACHE/setup"

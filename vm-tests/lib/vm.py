@@ -1,0 +1,248 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
+"""Runs one command in a virtual machine whose root is the host's file system, read-only below a layer in memory."""
+
+import hashlib
+import os
+import re
+import selectors
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+TOP = Path(__file__).resolve().parents[2]
+BUILD = TOP / "build"
+LOG = BUILD / "log"
+
+DIED = 125      # no verdict: the guest died or never came up
+TIMEOUT = 124
+
+# Covered by memory in the guest (vm-tests/init/init.c): what the job needs from there is bound back
+COVERED = ("/tmp", "/run", "/var/tmp", "/dev/shm")
+
+
+class Error(Exception):
+    """Something outside of the guest is wrong; the text says what and what to do."""
+
+
+@dataclass
+class Job:
+    argv: list[str]
+    cwd: str
+    env: dict[str, str] = field(default_factory=dict)
+    rw: list[str] = field(default_factory=list)
+    tty: os.terminal_size | None = None
+
+
+@dataclass
+class Machine:
+    vmlinux: Path
+    console: Path
+    memory: str = "1G"
+    cpus: int = 2
+    icount: bool = False
+    timeout: float | None = None
+    boot_timeout: float = 120
+
+
+@dataclass
+class Result:
+    status: int         # of the command, or DIED or TIMEOUT
+    why: str = ""       # one line, when there is no verdict
+
+
+def short(path: Path) -> str:
+    return os.path.relpath(path, TOP) if path.is_relative_to(TOP) else str(path)
+
+
+def environment(**more: str) -> dict[str, str]:
+    """The same in every guest, whatever the user has set."""
+    user = BUILD / "userspace" / "userspace"
+    tools = [str(d) for d in sorted(user.glob("*")) if d.is_dir()] if user.is_dir() else []
+    return {"PATH": ":".join([*tools, "/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin"]),
+            "LD_LIBRARY_PATH": str(user / "libperdure"), "HOME": "/root", "LANG": "C.UTF-8",
+            "TERM": os.environ.get("TERM", "dumb"), "PYTHONDONTWRITEBYTECODE": "1",
+            "PERDURE_TOP": str(TOP), "PERDURE_BUILD": str(BUILD), **more}
+
+
+def init_program() -> Path:
+    """The guest's process 1, compiled when its source changed."""
+    source = TOP / "vm-tests" / "init" / "init.c"
+    digest = hashlib.sha256(source.read_bytes()).hexdigest()[:16]
+    program = BUILD / "vm" / f"init-{digest}"
+    if not program.exists():
+        program.parent.mkdir(parents=True, exist_ok=True)
+        temporary = program.with_suffix(f".{os.getpid()}")
+        done = subprocess.run(["gcc", "-static", "-O2", "-Wall", "-Wextra", "-o", str(temporary), str(source)],
+                              stdin=subprocess.DEVNULL, capture_output=True, text=True)
+        if done.returncode:
+            raise Error(f"cannot compile {short(source)}: {done.stderr.strip()[-300:]}")
+        temporary.rename(program)
+    return program
+
+
+def cpio(files: dict[str, tuple[int, bytes]]) -> bytes:
+    """A "newc" archive of files: name -> (mode, content)."""
+    out = bytearray()
+    for number, (name, (mode, data)) in enumerate([*files.items(), ("TRAILER!!!", (0, b""))], start=1):
+        path = name.encode() + b"\0"
+        header = (number, mode, 0, 0, 1, 0, len(data), 0, 0, 0, 0, len(path), 0)
+        out += b"070701" + b"".join(b"%08X" % value for value in header) + path
+        out += bytes(-len(out) % 4) + data
+        out += bytes(-len(out) % 4)
+    return bytes(out)
+
+
+def initramfs(job: Job) -> bytes:
+    shares = [path for path in dict.fromkeys([str(TOP), job.cwd])
+              if any(Path(path).is_relative_to(place) and path != place for place in COVERED)]
+    shares = [path for path in shares if not any(path != other and Path(path).is_relative_to(other)
+                                                 for other in shares)]
+    items = [f"arg={a}" for a in job.argv] + [f"env={k}={v}" for k, v in job.env.items()]
+    items += [f"share={path}" for path in shares] + [f"rw={path}" for path in job.rw] + [f"cwd={job.cwd}"]
+    if job.tty:
+        items.append(f"tty={job.tty.lines}x{job.tty.columns}")
+    text = b"".join(os.fsencode(item) + b"\0" for item in items)
+    return cpio({"init": (0o100755, init_program().read_bytes()), "job": (0o100644, text)})
+
+
+def qemu() -> str:
+    path = shutil.which("qemu-system-x86_64")
+    if not path:
+        raise Error("qemu-system-x86_64 is missing: run ./build.sh setup")
+    return path
+
+
+def accelerator(vmlinux: Path) -> str:
+    """KVM only after a guest has started under it: /dev/kvm may be there and not work. Probed once per boot."""
+    if not os.access("/dev/kvm", os.R_OK | os.W_OK):
+        return "tcg"
+    boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    cache = BUILD / "vm" / "accelerator"
+    if cache.exists():
+        known = cache.read_text().split()
+        if known[:1] == [boot] and len(known) == 2:
+            return known[1]
+    print("vm: trying KVM", file=sys.stderr)
+    machine = Machine(vmlinux, LOG / "kvm-probe.log", timeout=5, boot_timeout=3)
+    result = run(Job(["true"], "/"), machine, accel="kvm")
+    name = "kvm" if result.status == 0 else "tcg"
+    print(f"vm: {'KVM works' if name == 'kvm' else 'guests do not start under KVM: using TCG, which is slower'}",
+          file=sys.stderr)
+    cache.parent.mkdir(parents=True, exist_ok=True)
+    cache.write_text(f"{boot} {name}\n")
+    return name
+
+
+def command_line(job: Job, machine: Machine, accel: str, initrd: str, ports: dict[int, int]) -> list[str]:
+    if machine.icount:
+        accelerated = ["-accel", "tcg,thread=single", "-icount", "shift=0,sleep=off"]
+    else:
+        accelerated = ["-accel", "tcg,thread=multi" if accel == "tcg" else accel]
+    args = ["setpriv", "--pdeathsig", "KILL", qemu(), "-nodefaults", "-no-user-config", "-display", "none",
+            "-no-reboot", "-machine", "q35,usb=off,vmport=off,smbus=off,sata=off", *accelerated,
+            "-cpu", "host" if accel == "kvm" and not machine.icount else "max",
+            "-smp", "1" if machine.icount else str(machine.cpus), "-m", machine.memory,
+            "-kernel", str(machine.vmlinux), "-initrd", initrd,
+            "-append", "console=ttyS0 panic=-1 oops=panic softlockup_all_cpu_backtrace=1 tsc=reliable no_timer_check "
+                       "random.trust_cpu=on kfence.sample_interval=0",
+            "-chardev", f"file,id=console,path={machine.console}", "-serial", "chardev:console",
+            # The first of the virtio devices: its number is in the names of the ports
+            "-device", "virtio-serial-pci,max_ports=8", "-device", "virtio-rng-pci",
+            "-fsdev", "local,id=root,path=/,security_model=none,readonly=on,multidevs=remap",
+            "-device", "virtio-9p-pci,fsdev=root,mount_tag=root"]
+    for number, path in enumerate(job.rw):
+        args += ["-fsdev", f"local,id=rw{number},path={path},security_model=none,multidevs=remap",
+                 "-device", f"virtio-9p-pci,fsdev=rw{number},mount_tag=rw{number}"]
+    for number, fd in ports.items():
+        device = "virtconsole" if number == 0 else "virtserialport"
+        args += ["-chardev", f"socket,id=port{number},fd={fd}",
+                 "-device", f"{device},nr={number},chardev=port{number}"]
+    return args
+
+
+Sink = Callable[[bytes], None]
+
+
+def feed(source: int, port: socket.socket) -> None:
+    """Passes our input on until one side ends."""
+    try:
+        while data := os.read(source, 65536):
+            port.sendall(data)
+        port.shutdown(socket.SHUT_WR)
+    except OSError:
+        pass
+
+
+def run(job: Job, machine: Machine, out: Sink = lambda data: None, err: Sink = lambda data: None,
+        stdin: int | None = None, accel: str | None = None) -> Result:
+    """Boots, runs the job, hands its output to `out` and `err`. `stdin`: a descriptor to feed it from."""
+    if not machine.vmlinux.exists():
+        raise Error(f"{short(machine.vmlinux)} is missing: run ./build.sh kernel")
+    accel = accel or ("tcg" if machine.icount else accelerator(machine.vmlinux))
+    machine.console.parent.mkdir(parents=True, exist_ok=True)
+    machine.console.unlink(missing_ok=True)
+    (BUILD / "vm").mkdir(parents=True, exist_ok=True)
+
+    # 0 is the terminal, 1 and 2 are output, 3 is the verdict, 4 is input
+    numbers = [0, 3] if job.tty else [1, 2, 3, 4]
+    pairs = {number: socket.socketpair() for number in numbers}
+    ours = {number: pair[0] for number, pair in pairs.items()}
+    verdict = bytearray()
+    sinks: dict[int, Sink] = {0: out, 1: out, 2: err, 3: verdict.extend}
+
+    with tempfile.NamedTemporaryFile(prefix="initrd-", dir=BUILD / "vm") as image, \
+            tempfile.TemporaryFile() as complaints, selectors.DefaultSelector() as selector:
+        image.write(initramfs(job))
+        image.flush()
+        fds = {number: pair[1].fileno() for number, pair in pairs.items()}
+        process = subprocess.Popen(command_line(job, machine, accel, image.name, fds), stdin=subprocess.DEVNULL,
+                                   stdout=complaints, stderr=complaints, pass_fds=list(fds.values()))
+        try:
+            start = time.monotonic()
+            for pair in pairs.values():
+                pair[1].close()
+            port = ours[0 if job.tty else 4]
+            if stdin is None:
+                port.shutdown(socket.SHUT_WR)
+            else:
+                threading.Thread(target=feed, args=(stdin, port), daemon=True).start()
+            for number in numbers:
+                if number in sinks:
+                    selector.register(ours[number], selectors.EVENT_READ, number)
+            late = ""
+            while selector.get_map() and not late:
+                limits = {"boot": None if verdict else machine.boot_timeout, "end": machine.timeout}
+                what, limit = min(((k, v) for k, v in limits.items() if v is not None), key=lambda item: item[1],
+                                  default=("", None))
+                left = None if limit is None else start + limit - time.monotonic()
+                if left is not None and left <= 0:
+                    late = f"the guest did not {what} within {limit:g} seconds"
+                for key, _ in selector.select(left):
+                    data = ours[key.data].recv(65536)
+                    if data:
+                        sinks[key.data](data)
+                    else:
+                        selector.unregister(key.fileobj)
+            if not late:
+                process.wait()
+        finally:
+            process.kill()
+            process.wait()
+            for s in ours.values():
+                s.close()
+        found = re.fullmatch(rb"boot\n(?:exit (\d+)\n)?", verdict)
+        if found and found[1]:
+            return Result(int(found[1]))
+        if late and verdict:
+            return Result(TIMEOUT, late)
+        complaints.seek(0)
+        complaint = complaints.read().decode(errors="replace").strip().splitlines()
+        why = late or ("the guest never booted" if not verdict else "the guest died without a verdict")
+        return Result(DIED, why + (f" ({complaint[-1]})" if complaint else ""))
