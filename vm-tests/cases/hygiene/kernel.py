@@ -11,7 +11,8 @@ from ktap import BUILD, TOP, output
 
 PATCHES = TOP / "kernel-patches"
 SOURCE = BUILD / "linux"            # made by ./build.sh patch; its tag "base" is the kernel without us
-TREE = BUILD / "hygiene" / "linux"  # ours to check out as we like
+WORK = BUILD / "test" / "hygiene"
+TREE = WORK / "linux"               # ours to check out as we like
 OBJECTS = BUILD / "kernel" / "prefix"
 
 # Files of the kernel that are ours alone, when they are there.

@@ -3,12 +3,14 @@
 """The kernel series: form, checkpatch, each prefix, sparse and kernel-doc on what is ours."""
 
 import re
+import shutil
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
-import kernel
-from kernel import OBJECTS, OWN, PATCHES, TREE, apply, checkout_base, configure, files_of, fingerprint, make, series
-from ktap import BUILD, main, output, rel
+from kernel import (OBJECTS, OWN, PATCHES, SOURCE, TREE, WORK, apply, checkout_base, configure, files_of, fingerprint,
+                    make, series)
+from ktap import TOP, main, output, rel
 
 HERE = Path(__file__).parent
 
@@ -43,6 +45,19 @@ def form() -> Iterator[str]:
             yield f"{path.name}: does not say why"
 
 
+def fixed_point() -> Iterator[str]:
+    """patch and then refresh give the same bytes. Done with copies, so that the series itself is safe."""
+    copy = WORK / "top"
+    shutil.rmtree(copy, ignore_errors=True)
+    shutil.copytree(TOP / "scripts", copy / "scripts")
+    shutil.copytree(PATCHES, copy / "kernel-patches")
+    output(copy / "scripts/refresh.sh", "--tree", SOURCE, "--base", "base")
+    done = subprocess.run(["diff", "-ru", PATCHES, copy / "kernel-patches"], stdout=subprocess.PIPE, text=True)
+    if done.returncode:
+        yield "./build.sh refresh would change the series (or build/linux holds work that is not in it):"
+        yield done.stdout[:3000]
+
+
 def allowed() -> dict[tuple[str, str], str]:
     """checkpatch.allow: patch, type, reason. An entry that no longer matches is an error."""
     entries = {}
@@ -55,9 +70,9 @@ def allowed() -> dict[tuple[str, str], str]:
 
 def checkpatch() -> Iterator[str]:
     excused, used = allowed(), set()
-    script = kernel.SOURCE / "scripts/checkpatch.pl"
+    script = SOURCE / "scripts/checkpatch.pl"
     for path in series():
-        text = output("perl", script, "--strict", "--show-types", "--terse", path, cwd=kernel.SOURCE, ok=(0, 1),
+        text = output("perl", script, "--strict", "--show-types", "--terse", path, cwd=SOURCE, ok=(0, 1),
                       env={"GIT_DIR": "/none"})     # without git it leaves out spdxcheck, which needs more packages
         for line in text.splitlines():
             found = re.search(r"(ERROR|WARNING|CHECK):([A-Z_0-9]+): ", line)
@@ -88,7 +103,7 @@ def targets(patch: Path) -> tuple[list[str], list[str]]:
 
 def prefixes() -> Iterator[str]:
     """Every prefix of the series applies, and the objects it touches compile; ours without a W=1 warning."""
-    passed = BUILD / "hygiene" / "passed"
+    passed = WORK / "passed"
     done = set(passed.read_text().split()) if passed.exists() else set()
     patches = series()
     checkout_base()
@@ -142,4 +157,4 @@ def kernel_doc() -> Iterator[str]:
 
 
 if __name__ == "__main__":
-    main(form, prefixes, checkpatch, sparse, kernel_doc)
+    main(form, fixed_point, prefixes, checkpatch, sparse, kernel_doc)

@@ -116,7 +116,9 @@ def manual_pages() -> Iterator[str]:
     if not pages:
         yield "there are no manual pages under userspace/"
     for page in pages:
-        yield from output("mandoc", "-T", "lint", "-W", "warning", page, ok=(0, 1, 2, 3, 4)).splitlines()
+        text = output("mandoc", "-T", "lint", "-W", "warning", page, ok=(0, 1, 2, 3, 4))
+        # A page is as old as its release: there is no date to forget
+        yield from (line for line in text.splitlines() if "missing date" not in line)
 
 
 if __name__ == "__main__":
