@@ -166,6 +166,7 @@ static struct httpd_state_var *take_slot(int fd)
 {
 	struct httpd_state_var *v = &state->conn[free_slots[--num_free]];
 
+	fault_at_stage(SLOT_FREE);
 	memset(conn_of(v), 0, offsetof(struct conn, buf));
 	memset(v, 0, sizeof(*v));
 	v->conn_fd = fd;
@@ -517,13 +518,14 @@ static void write_pid_file(void)
 static bool register_restart(char **argv)
 {
 	char path[PATH_MAX];
+	struct io_log log;
 	ssize_t n;
 
 	if (opt.ordinary) {
 		say("not restartable, as asked (-n): a fault will end it");
 		return false;
 	}
-	if (perdure_abi_version() < 0) {
+	if (perdure_abi_version() < 0 || getiolog(g->listen_fd, &log)) {
 		say("%s: serving as an ordinary server, a fault will end it", errno == EOPNOTSUPP ?
 		    "zero-loss restart is switched off (sysctl kernel.restart.enabled)" :
 		    "this kernel has no zero-loss restart");
