@@ -334,7 +334,7 @@ void *perdure_state_open(const char *name, size_t size, uint32_t layout, void *a
 		errno = EINVAL;
 		return NULL;
 	}
-	if (size > SIZE_MAX / 4) {
+	if (size > SIZE_MAX / 8) {
 		errno = ENOMEM;
 		return NULL;
 	}
