@@ -24,7 +24,7 @@ stock-debug) fragments=(vm debug) ;;
 *) die "no kernel $kernel with profile $profile: perdure has vm, debug and off; stock has vm and debug" ;;
 esac
 need git make gcc ld flex bison bc
-lock
+lock kernel
 name=$kernel-$profile
 out=$BUILD/kernel/$name
 source=$LINUX

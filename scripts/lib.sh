@@ -44,16 +44,14 @@ need_space() {
 	((free >= $2)) || die "no disk space: $3 needs $2 MB in $(short "$1"), $((free)) MB are free"
 }
 
-# Only one build at a time in this tree
+# lock WHAT: only one build of it at a time in this tree
 lock() {
-	[[ -z ${PERDURE_LOCKED:-} ]] || return 0
 	mkdir -p "$BUILD"
-	exec 9>"$BUILD/.lock"
+	exec 9>"$BUILD/.lock-$1"
 	if ! flock -n 9; then
-		say "another build is at work in this tree; waiting for it"
+		say "another build of the $1 is at work; waiting for it"
 		flock 9
 	fi
-	export PERDURE_LOCKED=1
 }
 
 took() {

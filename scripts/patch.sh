@@ -18,7 +18,7 @@ for arg in "$@"; do
 	esac
 done
 need git tar xz
-lock
+lock kernel
 { read -r tarball; read -r sum; } <"$CACHE/source"
 
 # In the order of the series, one "commit checksum name" line per patch that the tree has

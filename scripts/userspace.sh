@@ -6,7 +6,7 @@ set -euo pipefail
 . "$(dirname "$0")/lib.sh"
 
 need meson ninja gcc pkgconf
-lock
+lock userspace
 out=$BUILD/userspace
 cd "$TOP"
 # Parts are taken in when their meson.build is there, which ninja cannot notice by itself

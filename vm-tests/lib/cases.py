@@ -1,0 +1,101 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: GPL-2.0-or-later
+"""Runs the cases of one suite, in the guest or on the host, and reports each as JSON lines on stdout.
+
+usage: cases.py SUITE-DIRECTORY SCALE [CASE...]. SCALE multiplies the time limits.
+"""
+
+import json
+import os
+import selectors
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+LIMIT = 16 << 20    # of a case's output, in bytes
+KMEMLEAK = Path("/sys/kernel/debug/kmemleak")
+
+
+def tell(**event: object) -> None:
+    print(json.dumps(event), flush=True)
+
+
+def run(command: str, cwd: Path, limit: float) -> tuple[int, str]:
+    """The exit status (128 + signal when killed) and why it was stopped, if it was."""
+    process = subprocess.Popen(["/bin/sh", "-c", command], cwd=cwd, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+                               stderr=subprocess.STDOUT, start_new_session=True)
+    assert process.stdout
+    deadline = time.monotonic() + limit
+    watch = os.pidfd_open(process.pid)
+    size, why, exited, open_ = 0, "", False, True
+    with selectors.DefaultSelector() as selector:
+        selector.register(process.stdout, selectors.EVENT_READ)
+        selector.register(watch, selectors.EVENT_READ)
+        while not (exited and not open_):
+            left = deadline - time.monotonic()
+            if left <= 0:
+                why = ("left processes behind that hold its output open" if exited else
+                       f"did not end within {limit:g} seconds")
+                break
+            for key, _ in selector.select(left):
+                if key.fd == watch:
+                    selector.unregister(watch)
+                    exited = True
+                    # What it left behind may hold its output open: not for long
+                    deadline = min(deadline, time.monotonic() + 5)
+                    continue
+                data = os.read(key.fd, 65536)
+                if not data:
+                    selector.unregister(process.stdout)
+                    open_ = False
+                elif size < LIMIT:
+                    tell(text=data[:LIMIT - size].decode("latin-1"))
+                    size += len(data)
+                    if size >= LIMIT:
+                        tell(text="\n(more output is not kept)\n")
+    os.close(watch)
+    try:
+        os.killpg(process.pid, signal.SIGKILL)
+    except ProcessLookupError:
+        pass
+    status = process.wait()
+    process.stdout.close()
+    return (128 - status if status < 0 else status), why
+
+
+def leaks() -> str:
+    """What nothing points to any more: found by the second scan, if older than five seconds."""
+    time.sleep(6)
+    for _ in range(2):
+        KMEMLEAK.write_text("scan")
+    return KMEMLEAK.read_text(errors="replace")
+
+
+def main() -> None:
+    directory, scale, *names = sys.argv[1:]
+    suite = json.loads((Path(directory) / "suite.json").read_text())
+    guest = os.environ.get("PERDURE_GUEST") == "1"
+    end = time.monotonic() + suite["timeout_s"] * float(scale)
+    for number, case in enumerate(suite["cases"]):
+        if names and case["name"] not in names:
+            continue
+        tell(begin=number)
+        start = time.monotonic()
+        limit = min(case["timeout_s"] * float(scale), max(1, end - start))
+        status, why = run(case["run"], Path(directory), limit)
+        if guest:
+            os.sync()
+            try:
+                os.kill(-1, signal.SIGKILL)     # all but us and process 1
+            except ProcessLookupError:
+                pass
+        tell(end=number, status=status, why=why, seconds=time.monotonic() - start)
+    if guest and os.environ.get("PERDURE_PROFILE") == "debug":
+        tell(leaks=leaks())
+    tell(done=True)
+
+
+if __name__ == "__main__":
+    main()

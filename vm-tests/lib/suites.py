@@ -1,0 +1,285 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
+"""Finds the test suites (vm-tests/cases/*/suite.json), runs them, and says how it went."""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import ktap
+import splats
+import vm
+
+CASES = vm.TOP / "vm-tests" / "cases"
+RUNNER = vm.TOP / "vm-tests" / "lib" / "cases.py"
+PROFILES = ("vm", "off", "debug")
+SCALE = {"vm": 1, "off": 1, "debug": 5}     # of the time limits: the checkers are slow
+MEMORY = {"vm": "1G", "off": "1G", "debug": "3G"}
+TAIL = 15                                   # lines shown of a failed case
+HOST = "host"
+
+
+@dataclass
+class Suite:
+    name: str
+    directory: Path
+    doc: str
+    where: str
+    kernel: str
+    profiles: list[str]
+    timeout_s: float
+    cases: list[dict]
+    default: bool = True
+    # Of a host suite: kernels that its cases boot, as "perdure-vm"
+    needs: list[str] = field(default_factory=list)
+
+
+@dataclass
+class Run:
+    """One suite in one place."""
+    suite: Suite
+    profile: str
+    only: list[str]     # cases; all when empty
+
+    @property
+    def label(self) -> str:
+        return f"{self.suite.name} ({self.place})"
+
+    @property
+    def place(self) -> str:
+        return HOST if self.suite.where == HOST else f"{self.suite.kernel}-{self.profile}"
+
+    @property
+    def log(self) -> Path:
+        return vm.LOG / "test" / f"{self.suite.name}-{self.place}"
+
+
+def load(directory: Path) -> Suite:
+    try:
+        suite = Suite(name=directory.name, directory=directory, **json.loads((directory / "suite.json").read_text()))
+    except (ValueError, TypeError) as e:
+        raise vm.Error(f"{vm.short(directory / 'suite.json')}: {e}") from e
+    if suite.where not in ("vm", HOST) or suite.kernel not in ("perdure", "stock") or not suite.cases or \
+            set(suite.profiles) - set(PROFILES):
+        raise vm.Error(f"{vm.short(directory / 'suite.json')}: where, kernel, profiles or cases is wrong")
+    return suite
+
+
+def discover(place: Path) -> dict[str, Suite]:
+    return {path.parent.name: load(path.parent) for path in sorted(place.glob("*/suite.json"))}
+
+
+def choose(suites: dict[str, Suite], names: list[str], profile: str | None) -> list[Run]:
+    """A name is SUITE or SUITE/CASE. Host first, then a kernel after the other, slow ones last."""
+    runs: list[Run] = []
+    wanted: dict[str, list[str]] = {}
+    for name in names or [s.name for s in suites.values() if s.default]:
+        suite, _, case = name.partition("/")
+        if suite not in suites or case and case not in [c["name"] for c in suites[suite].cases]:
+            raise LookupError(f"no such suite: {name}; there are {', '.join(suites)}")
+        wanted.setdefault(suite, []).extend([case] if case else [])
+    for name, only in wanted.items():
+        suite = suites[name]
+        profiles = suite.profiles[:1] if suite.where == HOST else suite.profiles
+        runs += [Run(suite, p, only) for p in profiles if profile in (None, p)]
+    return sorted(runs, key=lambda r: (r.suite.where != HOST, PROFILES.index(r.profile), r.suite.kernel, r.suite.name))
+
+
+def plan(runs: list[Run]) -> list[str]:
+    """What has to be built, for build.sh."""
+    kernels = dict.fromkeys(place for run in runs
+                            for place in (run.suite.needs if run.suite.where == HOST else [run.place]))
+    return ["userspace", *(["patch"] if any(r.suite.where == HOST for r in runs) else []), *kernels]
+
+
+class Report:
+    """Follows the runner's events; prints a line per case; keeps the whole as KTAP."""
+
+    def __init__(self, run: Run) -> None:
+        self.run = run
+        self.total = ktap.Verdict()
+        self.problems: list[str] = []       # failures beside the cases'
+        self.buffer = b""
+        self.case: dict | None = None
+        self.text = ""
+        self.done = False
+        self.seen = 0
+        self.stray = b""
+        self.file = run.log.with_suffix(".ktap").open("w")
+        count = len(run.only or run.suite.cases)
+        # The last is about the kernel, or the runner
+        print(f"KTAP version 1\n1..{count + 1}", file=self.file, flush=True)
+
+    def feed(self, data: bytes) -> None:
+        *lines, self.buffer = (self.buffer + data).split(b"\n")
+        for line in lines:
+            try:
+                self.event(json.loads(line))
+            except (ValueError, KeyError, TypeError, AttributeError):
+                self.stray += line + b"\n"
+
+    def event(self, event: dict) -> None:
+        if "begin" in event:
+            self.case, self.text = self.run.suite.cases[event["begin"]], ""
+        elif "text" in event:
+            self.text += event["text"]
+        elif "end" in event:
+            self.finish(event["status"], event["why"], event["seconds"])
+        elif "leaks" in event:
+            if event["leaks"].strip():
+                self.problems.append("kmemleak found leaked memory")
+                self.note(event["leaks"])
+        elif "done" in event:
+            self.done = True
+
+    def finish(self, status: int, why: str, seconds: float) -> None:
+        assert self.case
+        self.seen += 1
+        text = self.text.encode("latin-1").decode(errors="replace")
+        verdict = ktap.judge(text, status)
+        if why:
+            verdict.failed = [f for f in verdict.failed if not f.startswith("exit status")] + [why]
+        name = self.case["name"]
+        print(f"  {verdict.word:4} {self.run.suite.name}/{name}  {verdict.counts()}  {seconds:.1f} s", flush=True)
+        print(f"# Subtest: {name}", file=self.file)
+        for line in text.splitlines():
+            print(f"  {line}", file=self.file)
+        directive = " # SKIP" if verdict.word == "skip" else ""
+        print(f"{'not ok' if verdict.failed else 'ok'} {self.seen} {name}{directive}", file=self.file, flush=True)
+        if verdict.failed:
+            for failure in verdict.failed[:20]:
+                print(f"       {failure}")
+            # Up to the first failure, which its explanation precedes
+            lines = text.splitlines()
+            bad = next((n for n, line in enumerate(lines, 1) if line.startswith("not ok")), len(lines))
+            shown = [line for line in lines[:bad] if not line.startswith("ok ")][-TAIL:]
+            print("".join(f"       | {line[:200]}\n" for line in shown), end="")
+            print(f"       (all of it: {vm.short(self.run.log.with_suffix('.ktap'))})", flush=True)
+        self.total.passed += verdict.passed
+        self.total.skipped += verdict.skipped
+        self.total.failed += [f"{self.run.label} {name}: {failure}" for failure in verdict.failed]
+        self.case = None
+
+    def note(self, text: str) -> None:
+        print("".join(f"# {line}\n" for line in text.splitlines()), end="", file=self.file)
+
+    def close(self, why: str, complaints: list[str], console: Path | None) -> ktap.Verdict:
+        """`why` there is no verdict, and what the console shows."""
+        if self.case:
+            self.finish(vm.DIED, why or "the runner ended in the middle of it", 0)
+        if why:
+            self.problems.append(why)
+        elif not self.done:
+            self.problems.append("the runner did not finish")
+            self.note(self.stray.decode(errors="replace"))
+        missing = len(self.run.only or self.run.suite.cases) - self.seen
+        if missing:
+            self.problems.append(f"{missing} cases did not run")
+        if complaints:
+            self.problems.append(f"the kernel complains ({len(complaints)} lines): {complaints[0][:150]}")
+            self.note("\n".join(complaints))
+        name = "kernel-log" if console else "runner"
+        for problem in self.problems:
+            print(f"  FAIL {self.run.suite.name}/{name}  {problem}")
+            print(f"       (see {vm.short(console or self.run.log.with_suffix('.ktap'))})", flush=True)
+        if self.stray and self.problems:
+            print("".join(f"       | {line}\n" for line in self.stray.decode(errors="replace").splitlines()[-TAIL:]),
+                  end="")
+        self.total.failed += [f"{self.run.label} {name}: {problem}" for problem in self.problems]
+        self.total.passed += not self.problems
+        print(f"{'not ok' if self.problems else 'ok'} {self.seen + 1} {name}", file=self.file)
+        self.file.close()
+        return self.total
+
+
+def execute(run: Run, vmlinux: Path | None) -> ktap.Verdict:
+    scale = SCALE[run.profile]
+    argv = ["python3", str(RUNNER), str(run.suite.directory), str(scale), *run.only]
+    env = {"PERDURE_PROFILE": run.profile, "PERDURE_KERNEL": run.suite.kernel}
+    run.log.parent.mkdir(parents=True, exist_ok=True)
+    report = Report(run)
+    limit = run.suite.timeout_s * scale
+    if run.suite.where == HOST:
+        ours = vm.environment()
+        env |= {name: ours[name] for name in ("PERDURE_TOP", "PERDURE_BUILD", "LD_LIBRARY_PATH",
+                                              "PYTHONDONTWRITEBYTECODE")}
+        env["PATH"] = ours["PATH"].split("/usr/local/sbin")[0] + os.environ["PATH"]
+        process = subprocess.Popen(argv, env=os.environ | env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE)
+        assert process.stdout
+        try:
+            while data := process.stdout.read1(65536):
+                report.feed(data)
+        finally:
+            process.terminate()
+            status = process.wait()
+        return report.close("" if report.done else f"the runner ended with status {status}", [], None)
+
+    console = run.log.with_suffix(".console")
+    machine = vm.Machine(vmlinux or vm.BUILD / "kernel" / run.place / "vmlinux", console, MEMORY[run.profile],
+                         timeout=limit + 120 * scale, boot_timeout=120)
+    job = vm.Job(argv, str(run.suite.directory), vm.environment(**env, PERDURE_GUEST="1"))
+    errors = bytearray()
+    result = vm.run(job, machine, report.feed, errors.extend)
+    why = result.why or (f"the runner ended with status {result.status}" if result.status else "")
+    report.stray += bytes(errors)
+    return report.close(why, splats.scan(console, died=bool(result.why)), console)
+
+
+def show(suites: dict[str, Suite]) -> Iterator[str]:
+    for suite in suites.values():
+        where = "on the host" if suite.where == HOST else f"{suite.kernel}: {', '.join(suite.profiles)}"
+        yield f"{suite.name}  ({where}{'' if suite.default else '; when named only'})"
+        yield f"    {suite.doc}"
+        yield f"    {', '.join(case['name'] for case in suite.cases)}"
+
+
+def main(argv: list[str]) -> int:
+    parser = argparse.ArgumentParser(
+        prog="./build.sh test", description="Runs test suites in virtual machines and on this machine.",
+        epilog="Logs: build/log/test/. The last line says how many passed and failed; status 1 when any failed.")
+    parser.add_argument("names", nargs="*", metavar="SUITE", help="a suite, or SUITE/CASE (default: all but the "
+                        "ones that run when they are named)")
+    parser.add_argument("--profile", choices=PROFILES, help="only with this profile's kernel")
+    parser.add_argument("--list", action="store_true", help="show the suites")
+    parser.add_argument("--vmlinux", type=Path, metavar="FILE", help="boot this kernel instead of building one")
+    parser.add_argument("--cases", type=Path, default=CASES, metavar="DIR", help=argparse.SUPPRESS)
+    parser.add_argument("--plan", action="store_true", help=argparse.SUPPRESS)
+    if "--plan" in argv and {"-h", "--help", "--list"} & set(argv):
+        print("show")
+        return 0
+    args = parser.parse_args(argv)
+    try:
+        suites = discover(args.cases.resolve())
+        runs = choose(suites, args.names, args.profile)
+    except LookupError as e:
+        print(f"test: {e.args[0]}", file=sys.stderr)
+        return 2
+    if args.list:
+        print("\n".join(show(suites)))
+        return 0
+    if args.plan:
+        print("\n".join(item for item in plan(runs) if not args.vmlinux or "-" not in item))
+        return 0
+
+    start = time.monotonic()
+    total = ktap.Verdict()
+    for run in runs:
+        print(f"{run.label}: {run.suite.doc}", flush=True)
+        verdict = execute(run, args.vmlinux)
+        total.passed += verdict.passed
+        total.skipped += verdict.skipped
+        total.failed += verdict.failed
+    if not runs:
+        total.failed.append("nothing ran: no suite has this profile")
+    if total.failed:
+        print("\nFailed:")
+        print("\n".join(f"  {failure}" for failure in total.failed))
+    print(f"\n{len(runs)} runs in {time.monotonic() - start:.0f} s")
+    skipped = f", {total.skipped} skipped" if total.skipped else ""
+    print(f"{total.passed} passed, {len(total.failed)} failed{skipped}")
+    return 1 if total.failed or not total.passed else 0
