@@ -196,7 +196,7 @@ static char *string(size_t len)
 TV(total_size)
 {
 	/* Path, "a", and the pointers of both lists with their NULLs. */
-	size_t fixed = strlen(t_self) + 1 + 2 + 5 * sizeof(char *);
+	size_t fixed = strlen(t_self) + 1 + 2 + 4 * sizeof(char *);
 	char *huge = string(64 << 20);
 
 	T_EQ(x_reregist(t_self, args, NULL, 5), 0);
@@ -445,7 +445,7 @@ static atomic_bool stop;
 
 static void *thread_swaps(void *arg)
 {
-	static char big[65536];
+	static char big[32768];
 	char *mine = arg ? "/bin/true" : t_self, *argv[] = { mine, arg ? big : "x", NULL };
 
 	memset(big, 'x', sizeof(big) - 1);
