@@ -11,7 +11,7 @@ PATCHES=$TOP/kernel-patches
 export LC_ALL=C.UTF-8
 # Settings of the user must not change what we build
 export GIT_CONFIG_GLOBAL=/dev/null GIT_CONFIG_SYSTEM=/dev/null
-export CCACHE_DIR=$CACHE/ccache
+export CCACHE_DIR=${CCACHE_DIR:-$CACHE/ccache}
 unset MAKEFLAGS MFLAGS KBUILD_OUTPUT ARCH CROSS_COMPILE
 
 say() {

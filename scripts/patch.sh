@@ -30,15 +30,13 @@ unpack() {
 	echo "unpacking $tarball"
 	tar -C "$LINUX.new" --strip-components=1 -xf "$tarball"
 	cd "$LINUX.new"
-	# What a kernel build writes lies elsewhere: everything here is source, whatever .gitignore says
-	rm -f .gitattributes
 	echo "committing it"
 	git init -q -b perdure .
 	git config gc.auto 0
 	git config core.whitespace -trailing-space,-space-before-tab
 	local version
 	version=$(make -s kernelversion)
-	# All in one uncompressed pack rather than 80000 files
+	# All of it is source, whatever .gitignore says; in one uncompressed pack rather than 80000 files
 	git -c core.bigFileThreshold=1 -c core.compression=0 add -A -f .
 	GIT_AUTHOR_NAME=Perdure GIT_AUTHOR_EMAIL=perdure@localhost GIT_AUTHOR_DATE='2025-01-01 00:00:00 +0000' \
 	GIT_COMMITTER_NAME=Perdure GIT_COMMITTER_EMAIL=perdure@localhost GIT_COMMITTER_DATE='2025-01-01 00:00:00 +0000' \
