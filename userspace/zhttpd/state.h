@@ -40,7 +40,7 @@ struct httpd_state_var {
 	uint32_t conn_stage;		/* enum http_state */
 	int32_t conn_fd;
 	uint64_t requests_end;		/* input up to here has been decided on: never parse it again */
-	uint64_t suspected_at;		/* where it was when it was last suspected of a fault, 0: never */
+	uint64_t suspected_at;		/* its bytes read and written when it was last suspected of a fault */
 
 	/* The answer, from EXPNFILENAME_RECORDED on. Its header is computed from these alone. */
 	uint64_t response_start;	/* the connection's count of bytes written when it began */

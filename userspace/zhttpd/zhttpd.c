@@ -49,10 +49,10 @@ struct conn {
 };
 
 static struct {
-	const char *port, *root, *address, *pid_file;
-	int max_connects, timeout;
+	const char *root, *address, *pid_file;
+	int port, max_connects, timeout;
 	bool ordinary;
-} opt = { .port = "80", .root = ".", .address = "0.0.0.0", .max_connects = 1000, .timeout = 30 };
+} opt = { .port = 80, .root = ".", .address = "0.0.0.0", .max_connects = 1000, .timeout = 30 };
 
 static struct state_area *state;
 static struct global_state_var *g;	/* = &state->global */
@@ -485,7 +485,7 @@ static bool open_state(void)
 	return inherited;
 }
 
-static int listen_at(const char *address, const char *port)
+static int listen_at(const char *address, int *port)
 {
 	struct sockaddr_in6 a6 = { .sin6_family = AF_INET6 };
 	struct sockaddr_in a4 = { .sin_family = AF_INET };
@@ -496,13 +496,13 @@ static int listen_at(const char *address, const char *port)
 
 	if (inet_pton(a->sa_family, address, v6 ? (void *)&a6.sin6_addr : (void *)&a4.sin_addr) != 1)
 		die("-a %s: not an IPv4 or IPv6 address", address);
-	a4.sin_port = a6.sin6_port = htons(atoi(port));
+	a4.sin_port = a6.sin6_port = htons(*port);
 	fd = socket(a->sa_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
 	if (fd < 0 || setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &one, sizeof(one)) ||
 	    setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof(one)) ||	/* connections inherit it */
 	    bind(fd, a, len) || listen(fd, SOMAXCONN) || getsockname(fd, a, &len))
-		die("cannot listen on %s, port %s: %s", address, port, strerror(errno));
-	say("serving %s on port %d", opt.root, ntohs(v6 ? a6.sin6_port : a4.sin_port));
+		die("cannot listen on %s, port %d: %s", address, *port, strerror(errno));
+	*port = ntohs(v6 ? a6.sin6_port : a4.sin_port);
 	return fd;
 }
 
@@ -549,7 +549,7 @@ static void start(char **argv)
 	g->root_fd = open(opt.root, O_PATH | O_DIRECTORY | O_CLOEXEC);
 	if (g->root_fd < 0)
 		die("cannot open %s: %s", opt.root, strerror(errno));
-	g->listen_fd = listen_at(opt.address, opt.port);
+	g->listen_fd = listen_at(opt.address, &opt.port);
 	g->epoll_fd = epoll_create1(EPOLL_CLOEXEC);
 	if (g->epoll_fd < 0 || epoll_ctl(g->epoll_fd, EPOLL_CTL_ADD, g->listen_fd, &e))
 		die("epoll: %s", strerror(errno));
@@ -558,6 +558,7 @@ static void start(char **argv)
 	for (int i = opt.max_connects; i--; )
 		free_slots[num_free++] = i;
 	g->zero_loss = register_restart(argv);
+	say("serving %s on port %d", opt.root, opt.port);
 }
 
 /* Recovery */
@@ -574,10 +575,10 @@ static int suspect(const struct reg_info *info)
 	return info->code != SI_USER && info->suspect_fd == serving ? serving : -1;
 }
 
-/* Suspected twice without a byte of progress in between. */
-static bool is_poison(struct httpd_state_var *v)
+/* Suspected twice without a byte of input or output in between. */
+static bool is_poison(struct httpd_state_var *v, const struct io_log *log)
 {
-	uint64_t at = conn_of(v)->written + v->requests_end + 1;
+	uint64_t at = log->read + log->written;
 	bool twice = v->suspected_at == at;
 
 	v->suspected_at = at;
@@ -597,7 +598,7 @@ static void recover_connection(struct httpd_state_var *v, int suspect_fd)
 	}
 	c->released = log.released;
 	c->written = log.written;
-	c->deadline = now + opt.timeout;
+	c->deadline = now + (v->conn_stage == CONNECTION_CLOSING ? LINGER_S : opt.timeout);
 
 	/* The roll-back of Figure 12. */
 	if (v->conn_stage < EXPNFILENAME_RECORDED)
@@ -613,7 +614,7 @@ static void recover_connection(struct httpd_state_var *v, int suspect_fd)
 		return;
 	}
 	c->released += skip;
-	if (v->conn_fd == suspect_fd && is_poison(v)) {
+	if (v->conn_fd == suspect_fd && is_poison(v, &log)) {
 		say("file %d brought the fault again: ending this connection", v->conn_fd);
 		if (v->conn_stage != CONNECTION_ACCEPTED || !answer_error(v, 500))
 			close_connection(v);
@@ -709,7 +710,7 @@ static void parse_options(int argc, char **argv)
 		case 'c': opt.max_connects = number("c", optarg, 1, 100000); break;
 		case 'd': opt.root = optarg; break;
 		case 'n': opt.ordinary = true; break;
-		case 'p': number("p", optarg, 0, 65535); opt.port = optarg; break;
+		case 'p': opt.port = number("p", optarg, 0, 65535); break;
 		case 'r': opt.pid_file = optarg; break;
 		case 't': opt.timeout = number("t", optarg, 1, 86400); break;
 		default:

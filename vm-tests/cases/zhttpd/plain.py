@@ -299,7 +299,7 @@ def limit(root: Root) -> None:
 def no_files_left(root: Root) -> None:
     """503 when there are no file descriptors left, and 200 when there are again"""
     with Server(root) as s, Client(s) as c:
-        c.get("/small.txt")
+        c.get("/none")
         c.response()
         soft, hard = resource.prlimit(s.pid, resource.RLIMIT_NOFILE)
         resource.prlimit(s.pid, resource.RLIMIT_NOFILE, (len(os.listdir(f"/proc/{s.pid}/fd")), hard))

@@ -68,17 +68,17 @@ class Server:
             self._ended = True
             self._more.notify_all()
 
-    def wait_for(self, pattern: str, limit: float = LIMIT_S) -> re.Match[str]:
-        """The first message that matches, or fails."""
+    def wait_for(self, pattern: str, since: int = 0) -> re.Match[str]:
+        """The first message that matches, of those after `since`, or fails."""
         found: re.Match[str] | None = None
 
         def look() -> bool:
             nonlocal found
-            found = next((m for line in self.messages if (m := re.search(pattern, line))), None)
+            found = next((m for line in self.messages[since:] if (m := re.search(pattern, line))), None)
             return bool(found) or self._ended
 
         with self._more:
-            self._more.wait_for(look, limit)
+            self._more.wait_for(look, LIMIT_S)
             assert found, f"no message like {pattern!r}, but {self.messages}"
         return found
 

@@ -1,0 +1,360 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: GPL-2.0-or-later
+"""This test will make zhttpd fault at chosen points and at random instants, and compare every byte that clients get.
+
+zhttpd-faults dereferences NULL where ZHTTPD_FAULT says (userspace/zhttpd/fault.c); random faults are SIGSEGVs sent
+from outside, to the program as it is shipped.
+"""
+
+import hashlib
+import os
+import random
+import re
+import signal
+import subprocess
+import threading
+import time
+from pathlib import Path
+
+from web import DEBUG, LIMIT_S, Client, Root, Server, case, main
+
+SYSCTL = Path("/proc/sys/kernel/restart")
+STAGES = ["connection_accepted", "request_read", "request_parsed", "file_opened", "expnfilename_recorded",
+          "some_response_sent", "response_sending_completed"]
+
+
+def sysctl(name: str, value: int) -> None:
+    (SYSCTL / name).write_text(str(value))
+
+
+def faulty(root: Root, points: str, *options: str) -> Server:
+    return Server(root, *options, program="zhttpd-faults", env={"ZHTTPD_FAULT": points})
+
+
+def check(c: Client, root: Root, name: str) -> None:
+    got = c.response()
+    assert (got.status, got.body == root.files[name]) == (200, True), (name, got.status, len(got.body))
+
+
+class Downloads:
+    """Clients in threads, each getting files over one connection, until they are told to stop."""
+
+    def __init__(self, server: Server, root: Root, count: int, names: list[str]) -> None:
+        self.server, self.root, self.names = server, root, names
+        self.done = 0
+        self.errors: list[str] = []
+        self.stopping = False
+        self.lock = threading.Lock()
+        self.threads = [threading.Thread(target=self._run, args=(random.randrange(1 << 30),)) for _ in range(count)]
+        for t in self.threads:
+            t.start()
+
+    def _run(self, seed: int) -> None:
+        choose = random.Random(seed)
+        try:
+            while not self.stopping:
+                with Client(self.server) as c:
+                    for _ in range(5):
+                        batch = [choose.choice(self.names) for _ in range(choose.randint(1, 3))]
+                        for name in batch:
+                            c.get("/" + name)
+                        for name in batch:
+                            check(c, self.root, name)
+                            with self.lock:
+                                self.done += 1
+        except Exception as e:      # to be told by finish(), where the case is
+            self.errors.append(f"{type(e).__name__}: {e}")
+
+    def finish(self) -> None:
+        self.stopping = True
+        for t in self.threads:
+            t.join(LIMIT_S)
+        assert not self.errors, self.errors
+
+
+@case
+def stages(root: Root) -> None:
+    """a fault at each state of Figure 12, of the first and of the second of three pipelined requests"""
+    for stage in STAGES:
+        for nth in (1,) if stage == "request_read" else (1, 2):     # one read brings all three
+            with faulty(root, f"{stage}:{nth}") as s, Client(s) as c:
+                for name in ("small.txt", "middle.bin", "index.html"):
+                    c.get("/" + name)
+                for name in ("small.txt", "middle.bin", "index.html"):
+                    check(c, root, name)
+                s.generation(2)
+                c.get("/empty.txt", "Connection: close")    # and it goes on as if nothing had been
+                check(c, root, "empty.txt")
+                assert c.at_end()
+                c.sock.close()
+                assert s.stop() == 0
+                assert s.generations() == 2, s.messages
+
+
+@case
+def ends(root: Root) -> None:
+    """a fault between accept and its record, and while a connection is closed"""
+    for point in ("slot_free:1", "connection_closing:1", "connection_closing:2", "slot_free:2"):
+        with faulty(root, point) as s:
+            for _ in range(3):
+                with Client(s) as c:
+                    c.get("/small.txt", "Connection: close")
+                    check(c, root, "small.txt")
+                    assert c.at_end()
+            s.generation(2)
+            assert s.stop() == 0
+
+
+@case
+def input_bytes(root: Root) -> None:
+    """a fault after each byte of a request of which half is there"""
+    request = b"GET /small.txt HTTP/1.1\r\nHost: test\r\n\r\n"
+    points = range(1, len(request) + 1, 6 if DEBUG else 1)
+    with faulty(root, ",".join(f"input:{p}" for p in list(points)[:32])) as s, Client(s) as c:
+        sent = 0
+        for number, p in enumerate(list(points)[:32]):
+            c.send(request[sent:p])
+            sent = p
+            s.generation(number + 2)
+        c.send(request[sent:])
+        check(c, root, "small.txt")
+
+
+@case
+def output_bytes(root: Root) -> None:
+    """a fault after chosen and random bytes of an answer, header and body"""
+    size = 100_000 if DEBUG else 5_000_000
+    name = "middle.bin" if DEBUG else "big.bin"
+    points = sorted({1, 2, 17, 300, size // 2, size - 1, size, *(random.randrange(400, size) for _ in range(8))})
+    with faulty(root, ",".join(f"sent:{p}" for p in points)) as s, Client(s) as c:
+        c.get("/" + name)
+        check(c, root, name)
+        s.generation(len(points) + 1)
+        c.get("/small.txt")
+        check(c, root, "small.txt")
+        assert s.generations() == len(points) + 1
+
+
+@case
+def header_unchanged(root: Root) -> None:
+    """an answer continues with the same header, Date included, whatever the file has become since"""
+    file = root.path / "changes"
+    file.write_bytes(b"x" * 5000)
+    with faulty(root, "sent:40,sent:3000") as s, Client(s) as c:
+        c.get("/changes", "Range: bytes=1000-4999")
+        head = c.head()
+        assert head.headers["content-range"] == "bytes 1000-4999/5000"
+        assert head.headers["content-length"] == "4000"
+        assert c.take(4000) == b"x" * 4000
+        s.generation(3)
+        for points, method in (("sent:100", "HEAD"), ("sent:150,sent:60", "GET")):
+            with faulty(root, points) as t, Client(t) as d:
+                d.get("/none" if method == "GET" else "/big.bin", method=method)
+                d.get("/small.txt")
+                assert d.response(head=method == "HEAD").status == (404 if method == "GET" else 200)
+                check(d, root, "small.txt")
+                t.generation(2)
+
+
+@case
+def idle_and_slow(root: Root) -> None:
+    """connections that are idle, half-closed, stalled, or have sent half a request outlive faults"""
+    with Server(root) as s, Client(s) as idle, Client(s) as half, Client(s, receive_buffer=4096) as stalled, \
+            Client(s) as closed, Client(s) as fresh:
+        idle.get("/small.txt")
+        check(idle, root, "small.txt")
+        half.send(b"GET /small.t")
+        stalled.get("/big.bin")
+        closed.get("/middle.bin")
+        closed.sock.shutdown(1)
+        for _ in range(3):
+            s.fault()
+        half.send(b"xt HTTP/1.1\r\nHost: t\r\n\r\n")
+        check(half, root, "small.txt")
+        check(stalled, root, "big.bin")
+        check(closed, root, "middle.bin")
+        assert closed.at_end()
+        for c in (idle, fresh):
+            c.get("/small.txt")
+            check(c, root, "small.txt")
+        assert s.stop() == 0
+
+
+@case
+def nothing_leaks(root: Root) -> None:
+    """after twenty faults the process has the files open that it had before"""
+    with Server(root) as s:
+        def files() -> list[str]:
+            return sorted(os.readlink(f"/proc/{s.pid}/fd/{fd}") for fd in os.listdir(f"/proc/{s.pid}/fd"))
+
+        before = files()
+        downloads = Downloads(s, root, 2, ["small.txt", "middle.bin"])
+        for _ in range(5 if DEBUG else 20):
+            s.fault()
+        downloads.finish()
+        with Client(s) as c:        # its connection is the last one to be closed
+            c.get("/small.txt", "Connection: close")
+            check(c, root, "small.txt")
+            assert c.at_end()
+        s.fault()
+        for _ in range(50):
+            if files() == before:
+                break
+            time.sleep(0.1)
+        assert files() == before, (before, files())
+        assert s.stop() == 0
+
+
+@case
+def random_instants(root: Root) -> None:
+    """faults at random instants under ten clients: every body is right"""
+    faults = 8 if DEBUG else 40
+    with Server(root) as s:
+        downloads = Downloads(s, root, 10, ["small.txt", "middle.bin", "index.html", "empty.txt"])
+        for _ in range(faults):
+            time.sleep(random.uniform(0, 0.05))
+            s.fault()
+        downloads.finish()
+        print(f"# {faults} faults, {downloads.done} answers")
+        assert downloads.done > 10
+        assert s.generations() == faults + 1 and s.process.poll() is None
+
+
+@case
+def big_downloads(root: Root) -> None:
+    """ten downloads of 5 MB at once by curl, faults at random instants: SHA-256 equal"""
+    count, faults = (3, 3) if DEBUG else (10, 10)
+    with Server(root) as s:
+        url = f"http://127.0.0.1:{s.port}/big.bin"
+        clients = [subprocess.Popen(f"curl -sS --limit-rate 5M {url} | sha256sum", shell=True, stdout=subprocess.PIPE)
+                   for _ in range(count)]
+        for _ in range(faults):
+            time.sleep(random.uniform(0, 0.2))
+            s.fault()
+        wanted = hashlib.sha256(root.files["big.bin"]).hexdigest()
+        for c in clients:
+            assert c.communicate(timeout=LIMIT_S)[0].split()[0].decode() == wanted
+
+
+@case
+def under_ab(root: Root) -> None:
+    """ab: no request fails under faults, with and without keep-alive"""
+    count = 200 if DEBUG else 2000
+    for keep in ([], ["-k"]):
+        with Server(root) as s:
+            ab = subprocess.Popen(["ab", "-q", *keep, "-n", str(count), "-c", "8",
+                                   f"http://127.0.0.1:{s.port}/small.txt"], stdout=subprocess.PIPE, text=True)
+            while ab.poll() is None:
+                s.fault()
+                time.sleep(random.uniform(0, 0.1))
+            assert ab.stdout
+            out = ab.stdout.read()
+            print(f"# {s.generations() - 1} faults, {count} requests {' '.join(keep)}")
+            assert ab.returncode == 0 and s.generations() > 1, out
+            assert re.search(rf"Complete requests: +{count}\n", out), out
+            assert re.search(r"Failed requests: +0\n", out) and "Non-2xx" not in out, out
+
+
+@case
+def limits_kept(root: Root) -> None:
+    """the connection limit, timeouts and a SIGTERM hold across faults"""
+    with Server(root, "-c", "2", "-t", "1") as s, Client(s) as first, Client(s) as second, Client(s) as third:
+        first.send(b"GET / HTTP/1.1\r\nHo")
+        third.get("/small.txt")
+        s.fault()
+        s.fault()
+        assert first.response().status == 408
+        assert first.at_end() and second.at_end()
+        first.sock.close()
+        check(third, root, "small.txt")
+    with Server(root) as s, Client(s, receive_buffer=4096) as c:
+        c.get("/big.bin")
+        c.head()
+        s.process.send_signal(signal.SIGTERM)
+        s.fault()
+        s.fault()
+        assert c.take(5_000_000) == root.files["big.bin"]
+        assert s.process.wait(LIMIT_S) == 0
+
+
+@case
+def poison(root: Root) -> None:
+    """a request that crashes the server whenever it is read gets 500 at the second time; the others go on"""
+    with faulty(root, "path:small.txt") as s, Client(s) as c, Client(s, receive_buffer=4096) as other:
+        other.get("/big.bin")
+        other.head()
+        c.get("/index.html")
+        check(c, root, "index.html")
+        c.get("/small.txt")
+        assert c.response().status == 500
+        assert c.at_end()
+        c.sock.close()
+        s.generation(3)
+        assert other.take(5_000_000) == root.files["big.bin"]
+        with Client(s) as d:            # the next one has its own two chances
+            d.get("/index.html")
+            d.get("/small.txt")
+            check(d, root, "index.html")
+            assert d.response().status == 500
+        s.generation(5)
+        assert s.stop() == 0
+
+
+@case
+def not_transient(root: Root) -> None:
+    """a second fault within min_interval_ms ends it, by the signal that its parent expects"""
+    with Server(root) as s:
+        sysctl("min_interval_ms", 60000)
+        try:
+            s.fault()
+            os.kill(s.pid, signal.SIGSEGV)
+            assert s.process.wait(LIMIT_S) == -signal.SIGSEGV
+        finally:
+            sysctl("min_interval_ms", 0)
+
+
+@case
+def unregistered(root: Root) -> None:
+    """-n, and kernel.restart.enabled=0 at the start: an ordinary server, a fault ends it"""
+    for off in (False, True):
+        sysctl("enabled", 0 if off else 1)
+        try:
+            with Server(root, *([] if off else ["-n"])) as s, Client(s) as c:
+                c.get("/big.bin")
+                check(c, root, "big.bin")
+                assert s.messages[0].endswith("a fault will end it") and len(s.messages) == 2, s.messages
+                os.kill(s.pid, signal.SIGSEGV)
+                assert s.process.wait(LIMIT_S) == -signal.SIGSEGV
+        finally:
+            sysctl("enabled", 1)
+
+
+@case
+def switched_off(root: Root) -> None:
+    """kernel.restart.enabled=0 under way: it goes on, once and for all without"""
+    with Server(root) as s, Client(s, receive_buffer=4096) as c, Client(s) as half:
+        half.send(b"GET /small.txt HT")
+        c.get("/big.bin")
+        c.head()
+        sysctl("enabled", 0)
+        try:
+            assert c.take(5_000_000) == root.files["big.bin"]
+            half.send(b"TP/1.1\r\nHost: t\r\n\r\n")
+            check(half, root, "small.txt")
+            s.wait_for("has been switched off")
+        finally:
+            sysctl("enabled", 1)
+        c.get("/small.txt")
+        check(c, root, "small.txt")
+        os.kill(s.pid, signal.SIGSEGV)     # the counts are no longer true: it must not trust them
+        s.wait_for("starting afresh")
+        s.port = int(s.wait_for(r"serving .* on port (\d+)", since=2)[1])
+        assert c.at_end()
+        with Client(s) as d:
+            d.get("/small.txt")
+            check(d, root, "small.txt")
+
+
+if __name__ == "__main__":
+    sysctl("min_interval_ms", 0)
+    main()
