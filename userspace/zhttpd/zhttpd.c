@@ -52,7 +52,7 @@ static struct {
 	const char *root, *address, *pid_file;
 	int port, max_connects, timeout;
 	bool ordinary;
-} opt = { .port = 80, .root = ".", .address = "0.0.0.0", .max_connects = 1000, .timeout = 30 };
+} opt = { .port = 80, .root = ".", .address = "0.0.0.0", .max_connects = 500, .timeout = 30 };
 
 static struct state_area *state;
 static struct global_state_var *g;	/* = &state->global */
@@ -156,13 +156,14 @@ static void wait_for(struct httpd_state_var *v, uint32_t events)
 
 	if (c->events == events)
 		return;
-	if (epoll_ctl(g->epoll_fd, EPOLL_CTL_MOD, v->conn_fd, &e) &&
-	    (errno != ENOENT || epoll_ctl(g->epoll_fd, EPOLL_CTL_ADD, v->conn_fd, &e)))
+	/* One whose events we do not know is new, or in the set since before the fault. */
+	if (epoll_ctl(g->epoll_fd, c->events ? EPOLL_CTL_MOD : EPOLL_CTL_ADD, v->conn_fd, &e) &&
+	    (errno != EEXIST || epoll_ctl(g->epoll_fd, EPOLL_CTL_MOD, v->conn_fd, &e)))
 		say("epoll_ctl: %s: the connection will time out", strerror(errno));
 	c->events = events;
 }
 
-static struct httpd_state_var *take_slot(int fd)
+static void take_slot(int fd)
 {
 	struct httpd_state_var *v = &state->conn[free_slots[--num_free]];
 
@@ -177,7 +178,6 @@ static struct httpd_state_var *take_slot(int fd)
 	g->num_connects++;
 	enter(v, CONNECTION_ACCEPTED);
 	wait_for(v, EPOLLIN);
-	return v;
 }
 
 static void drop_file(struct httpd_state_var *v)
@@ -449,19 +449,16 @@ static void loop(void)
 /* Start */
 
 /* Two files for each connection, and some for ourselves. */
-static void fit_limits(void)
+static void raise_limit(void)
 {
-	rlim_t spare = 16, need = 2 * (rlim_t)opt.max_connects + spare;
 	struct rlimit r;
 
-	if (getrlimit(RLIMIT_NOFILE, &r) || r.rlim_cur >= need)
-		return;
-	r.rlim_cur = need < r.rlim_max ? need : r.rlim_max;
-	setrlimit(RLIMIT_NOFILE, &r);
-	if (r.rlim_cur < need) {
-		opt.max_connects = r.rlim_cur > spare + 2 ? (r.rlim_cur - spare) / 2 : 1;
-		say("at most %d connections: the limit of open files is %llu", opt.max_connects,
-		    (unsigned long long)r.rlim_cur);
+	getrlimit(RLIMIT_NOFILE, &r);
+	if (r.rlim_cur < 2 * (rlim_t)opt.max_connects + 16) {
+		r.rlim_cur = 2 * opt.max_connects + 16;
+		if (r.rlim_cur > r.rlim_max || setrlimit(RLIMIT_NOFILE, &r))
+			die("-c %d needs %llu open files, ulimit -Hn allows %llu", opt.max_connects,
+			    (unsigned long long)r.rlim_cur, (unsigned long long)r.rlim_max);
 	}
 }
 
@@ -737,7 +734,7 @@ int main(int argc, char **argv)
 	sigprocmask(SIG_BLOCK, &stop, NULL);
 	signal(SIGPIPE, SIG_IGN);
 	update_time();
-	fit_limits();
+	raise_limit();
 
 	restarted = getreginfo(&info) == 1 && info.is_restarted;
 	if (restarted && !(open_state() && g->zero_loss)) {

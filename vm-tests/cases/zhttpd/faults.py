@@ -314,6 +314,21 @@ def not_transient(root: Root) -> None:
 
 
 @case
+def held_limit(root: Root) -> None:
+    """a request beyond kernel.restart.held_bytes_max gets 431, one below it is fine"""
+    before = (SYSCTL / "held_bytes_max").read_text()
+    sysctl("held_bytes_max", 4096)
+    try:
+        with Server(root) as s:
+            for size, status in ((3000, 200), (6000, 431)):
+                with Client(s) as c:
+                    c.get("/small.txt", *["X: " + "y" * 96] * (size // 100))
+                    assert c.response().status == status
+    finally:
+        (SYSCTL / "held_bytes_max").write_text(before)
+
+
+@case
 def unregistered(root: Root) -> None:
     """-n, and kernel.restart.enabled=0 at the start: an ordinary server, a fault ends it"""
     for off in (False, True):

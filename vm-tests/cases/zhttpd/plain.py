@@ -358,9 +358,10 @@ def stopping(root: Root) -> None:
 @case
 def options(root: Root) -> None:
     """wrong options and a taken port are told in one line"""
+    resource.setrlimit(resource.RLIMIT_NOFILE, (1024, 4096))
     with Server(root) as s:
         for args, status, text in ((["-p", "x"], 1, "-p x: not a number"), (["-p", "65536"], 1, "not a number"),
-                                   (["-c", "0"], 1, "-c 0"), (["-t", ""], 1, "-t"), (["-d", "/nowhere"], 1, "/nowhere"),
+                                   (["-c", "0"], 1, "-c 0"), (["-c", "99999"], 1, "ulimit"), (["-t", ""], 1, "-t"), (["-d", "/nowhere"], 1, "/nowhere"),
                                    (["-p", "0", "file"], 1, "unexpected"), (["-z"], 2, "usage"),
                                    (["-a", "localhost", "-p", "0"], 1, "not an IPv4"),
                                    (["-p", "0", "-r", "/none/pid"], 1, "/none/pid"),
