@@ -1,0 +1,94 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: GPL-2.0-or-later
+"""The examples do what they say, each across a fault of its own."""
+
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+EXAMPLES = Path(os.environ["PERDURE_BUILD"]) / "userspace/userspace/examples"
+PORT = 7007
+
+
+def counter() -> Iterator[str]:
+    """Counts to ten in one process of two generations."""
+    done = subprocess.run([EXAMPLES / "counter"], stdout=subprocess.PIPE, text=True, timeout=30)
+    counts = re.findall(r"^pid (\d+) counts (\d+)$", done.stdout, re.M)
+    if [n for _, n in counts] != [str(n) for n in range(1, 11)] or len({pid for pid, _ in counts}) != 1:
+        yield f"counted {counts}"
+    if re.findall(r"^generation (\d+): (.*)$", done.stdout, re.M) != [("2", "Segmentation fault at address 0")]:
+        yield f"printed {done.stdout!r}"
+    if done.returncode:
+        yield f"status {done.returncode}"
+
+
+def connect() -> socket.socket:
+    for _ in range(100):
+        try:
+            return socket.create_connection(("127.0.0.1", PORT), timeout=30)
+        except ConnectionRefusedError:
+            time.sleep(0.1)
+    raise RuntimeError("the server does not listen")
+
+
+def answered(s: socket.socket, data: bytes) -> bytes:
+    s.sendall(data)
+    got = b""
+    while len(got) < len(data) and (more := s.recv(65536)):
+        got += more
+    return got
+
+
+def echo() -> Iterator[str]:
+    """Sends every byte back once, on three connections, while one of them makes it fault."""
+    server = subprocess.Popen([EXAMPLES / "echo", str(PORT)])
+    try:
+        lines = [connect() for _ in range(3)]
+        sent = [b"", b"", b""]
+        got = [b"", b"", b""]
+        for step in range(6):
+            for i, s in enumerate(lines):
+                data = b"crash\n" if (step, i) == (2, 1) else b"connection %d, line %d\n" % (i, step) * 50
+                sent[i] += data
+                got[i] += answered(s, data)
+        for i, s in enumerate(lines):
+            s.shutdown(socket.SHUT_WR)
+            while more := s.recv(65536):
+                got[i] += more
+            if got[i] != sent[i]:
+                yield f"connection {i} sent {len(sent[i])} bytes and got {len(got[i])}: {got[i][-100:]!r}"
+        if server.poll() is not None:
+            yield f"the server is gone: status {server.returncode}"
+        # It must have been restarted: a second fault within the interval is the end.
+        os.kill(server.pid, signal.SIGSEGV)
+        if server.wait(30) != -signal.SIGSEGV:
+            yield f"status {server.returncode}: it had not been restarted before"
+    finally:
+        server.kill()
+        server.wait()
+
+
+def main() -> int:
+    checks = (counter, echo)
+    failed = 0
+    print(f"KTAP version 1\n1..{len(checks)}", flush=True)
+    for number, check in enumerate(checks, 1):
+        try:
+            complaints = list(check())
+        except Exception as error:  # what breaks has failed
+            complaints = [f"{type(error).__name__}: {error}"]
+        for line in complaints:
+            print(f"# {line}")
+        failed += bool(complaints)
+        print(f"{'not ok' if complaints else 'ok'} {number} {check.__name__}", flush=True)
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
