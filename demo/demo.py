@@ -186,7 +186,7 @@ def main() -> int:
         equal = sum(f.exists() and f.read_bytes() == big for f in files)
         restarts = s.restarts()
         good = equal == 10 and len(restarts) == len(points)
-        say(f"    ten downloads at once, {len(points)} faults      {check(good, f'{equal} of 10 files equal')}, "
+        say(f"    ten downloads at once, {len(points)} faults     {check(good, f'{equal} of 10 files equal')}, "
             f"process {s.pid} in generation {restarts[-1][2] if restarts else 1}")
         say()
     if failures:

@@ -233,6 +233,20 @@ static bool answer_error(struct httpd_state_var *v, int status)
 	return answer(v, &rq);
 }
 
+/* Gives up the request that has been answered; keeps what the client has sent after it. */
+static bool release(struct httpd_state_var *v)
+{
+	struct conn *c = conn_of(v);
+
+	if (input(v->conn_fd, NULL, 0, c->done) < 0)
+		return false;
+	c->released += c->done;
+	c->len -= c->done;
+	memmove(c->buf, c->buf + c->done, c->len);
+	c->done = 0;
+	return true;
+}
+
 /* The steps of a connection return true when there may be more to do at once. */
 
 static bool read_request(struct httpd_state_var *v)
@@ -241,14 +255,8 @@ static bool read_request(struct httpd_state_var *v)
 	struct request rq;
 	ssize_t n;
 
-	if (c->done && c->done < c->len) {	/* the client has sent more than one: release the last one only */
-		if (input(v->conn_fd, NULL, 0, c->done) < 0)
-			return close_connection(v);
-		c->released += c->done;
-		c->len -= c->done;
-		memmove(c->buf, c->buf + c->done, c->len);
-		c->done = 0;
-	}
+	if (c->done < c->len && c->done && !release(v))		/* else it goes with the next hread() */
+		return close_connection(v);
 	for (;;) {
 		size_t kept = c->len - c->done;
 
@@ -261,6 +269,8 @@ static bool read_request(struct httpd_state_var *v)
 			wait_for(v, EPOLLIN);
 			return false;
 		}
+		if (n < 0 && errno == ENOBUFS && c->done && release(v))
+			continue;
 		if (n < 0 && errno == ENOBUFS)	/* kernel.restart.held_bytes_max is below REQUEST_MAX */
 			return answer_error(v, 431);
 		if (n <= 0)
