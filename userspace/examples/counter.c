@@ -23,7 +23,7 @@ int main(int argc, char **argv)
 
 	(void)argc;
 	if (getreginfo(&info) == 1 && info.is_restarted)
-		printf("generation %llu: %s at address %#llx\n", (unsigned long long)info.generation,
+		printf("generation %d: %s at address %#llx\n", (int)info.generation,
 		       strsignal(info.signo), (unsigned long long)info.fault_addr);
 	else if (reregist(realpath("/proc/self/exe", NULL), argv, environ, 0))
 		perror("counter: a fault will be the end: reregist");
