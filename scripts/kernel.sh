@@ -49,15 +49,17 @@ if [[ -z $dirty && -f $out/vmlinux && $(cat "$out/perdure-state" 2>/dev/null) ==
 fi
 
 cc=gcc
-if command -v ccache >/dev/null; then
-	# Without debug information an object does not depend on line numbers or directories, so kernels that differ in
-	# little share objects. Line numbers that matter are in the code by then, as __LINE__.
-	cc="ccache gcc"
-	export CCACHE_BASEDIR=$BUILD CCACHE_NOHASHDIR=1 CCACHE_COMPILERCHECK=content CCACHE_MAXSIZE=3G
-	if [[ $profile != debug ]]; then # there, the sanitizers' reports carry them
-		export CCACHE_NODIRECT=1 CCACHE_PREFIX_CPP=$TOP/scripts/cpp-no-lines
-	fi
+if [[ $profile == debug ]]; then
+	# The sanitizers' reports carry line numbers
+	! command -v ccache >/dev/null || cc="ccache gcc"
+elif command -v ccache >/dev/null; then
+	# Without debug information an object does not depend on line markers, so kernels that differ in little share
+	# objects. Line numbers that matter are in the code by then, as __LINE__.
+	cc=$TOP/scripts/kernel-cc
+	export CCACHE_NODIRECT=1 CCACHE_PREFIX_CPP=$TOP/scripts/kernel-cpp
 fi
+# No CCACHE_BASEDIR: __FILE__ is made relative by a compiler option that its relative paths would escape
+export CCACHE_NOHASHDIR=1 CCACHE_COMPILERCHECK=content CCACHE_MAXSIZE=3G
 
 build() {
 	mkdir -p "$out"
