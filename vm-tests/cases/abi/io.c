@@ -61,7 +61,6 @@ TV(hread_zero_length)
 
 	filled_pipe(p, 20);
 	T_EQ(x_hread(p[0], NULL, 0, 0), 0);
-	T_EQ(x_hread(p[0], T_KERNEL_PTR, 0, 0), 0);
 	T_IOLOG(p[0], 0, 0, 0, 0);
 	expect_data(p[0], 10, 0, 0);
 	T_ERR(x_hread(p[0], NULL, 0, 11), EINVAL);
@@ -193,7 +192,6 @@ TV(hread_dlen)
 	T_IOLOG(p[0], 55, 0, 5, 0);
 	memset(buf, 0xa5, sizeof(buf));
 	T_ERR(x_hread(p[0], buf, 2, 53), EINVAL);
-	T_MEMEQ(buf, zero, 2);
 	T_EQ(buf[2], 0xa5);
 	T_IOLOG(p[0], 55, 0, 5, 0);
 	T_EQ(x_hread(p[0], buf, 2, 52), 2);
@@ -327,13 +325,13 @@ static int make_kinds(void)
 	KIND("timerfd", timerfd_create(CLOCK_MONOTONIC, TFD_NONBLOCK), 0, EINVAL, 0);
 	KIND("eventfd", eventfd(0, EFD_NONBLOCK), 0, 0, 0);
 	KIND("signalfd", signals(), 0, EINVAL, 0);
-	KIND("inotify", inotify_init1(IN_NONBLOCK), 0, EBADF, 0);
+	KIND("inotify", inotify_init1(IN_NONBLOCK), EINVAL, EBADF, 0);
 	KIND("pty master", pty(false), 0, 0, 0);
 	KIND("pty slave", pty(true), 0, 0, 0);
 	KIND("listening socket", unix_listener(), 0, 0, 0);
 	KIND("TCP socket, not connected", socket(AF_INET, SOCK_STREAM, 0), 0, 0, 0);
 	KIND("datagram socket, not bound", socket(AF_UNIX, SOCK_DGRAM | SOCK_NONBLOCK, 0), 0, 0, 0);
-	KIND("/dev/null", open("/dev/null", O_RDWR), 0, 0, 0);
+	KIND("/dev/null", open("/dev/null", O_RDWR), EINVAL, 0, 0);
 	KIND("/dev/full", open("/dev/full", O_WRONLY), EBADF, 0, 0);
 #undef KIND
 	return n;

@@ -187,7 +187,7 @@ static long int80(long nr, long a, long b, long c, long d, long e)
 {
 	long ret = nr;
 
-	asm volatile("int $0x80" : "+a"(ret) : "b"(a), "c"(b), "d"(c), "S"(d), "D"(e)
+	__asm__ volatile("int $0x80" : "+a"(ret) : "b"(a), "c"(b), "d"(c), "S"(d), "D"(e)
 		     : "memory", "cc", "r8", "r9", "r10", "r11");
 	if ((int)ret < 0 && (int)ret > -4096) {
 		errno = -(int)ret;

@@ -76,7 +76,7 @@ static void ill(void)
 {
 	t_word[W_ADDR] = (uintptr_t)&&here;
 here:
-	asm volatile("ud2");
+	__asm__ volatile("ud2");
 	t_word[W_ADDR] = ANY_ADDR;
 	goto *(void *[]){ &&here }[0];
 }
@@ -84,13 +84,13 @@ here:
 static void fpe(void)
 {
 	t_word[W_ADDR] = ANY_ADDR;
-	asm volatile("xor %%edx, %%edx; xor %%ecx, %%ecx; mov $1, %%eax; idivl %%ecx" : : : "eax", "ecx", "edx");
+	__asm__ volatile("xor %%edx, %%edx; xor %%ecx, %%ecx; mov $1, %%eax; idivl %%ecx" : : : "eax", "ecx", "edx");
 }
 
 static void trap(void)
 {
 	t_word[W_ADDR] = ANY_ADDR;
-	asm volatile("int3");
+	__asm__ volatile("int3");
 }
 
 static void seccomp_trap(void)

@@ -1,0 +1,691 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+/* Whose data it is, how much, for how long: processes, threads, limits, memory; and who is woken. */
+#include "chan.h"
+
+#include <linux/io_uring.h>
+#include <pthread.h>
+#include <sys/epoll.h>
+#include <sys/mount.h>
+
+/* ---- processes that share an open file ---- */
+
+T(child_holds_nothing)
+{
+	for_each_kind(k, ~0) {
+		int fd[2];
+
+		k->open(fd);
+		feed(fd[1], 20, 0);
+		READABLE(fd[0], 1);
+		GET(fd[0], 20, 0, 0);
+		T_CHILD {
+			T_ERR(x_hread(fd[0], NULL, 0, 1), EINVAL);
+			EMPTY(fd[0]);
+			T_IOLOG(fd[0], 20, 0, 0, 0);
+			feed(fd[1], 10, 20);
+			READABLE(fd[0], 1);
+			GET(fd[0], 10, 20, 4);
+			T_IOLOG(fd[0], 30, 4, 0, 0);
+			T_ERR(x_hread(fd[0], NULL, 0, 7), EINVAL);
+		}
+		/* The child's is dropped with it, the parent's is not. */
+		T_IOLOG(fd[0], 30, 10, 0, 0);
+		T_ERR(x_hread(fd[0], NULL, 0, 21), EINVAL);
+		T_EQ(x_hread(fd[0], NULL, 0, 20), 0);
+		T_IOLOG(fd[0], 30, 30, 0, 0);
+		EMPTY(fd[0]);
+	}
+}
+
+/* 1 reads 0..19, the child 20..49, 1 again 50..59; then the child restarts and reads its own, and the rest of 1's. */
+ROLE(child_restarts)
+{
+	kind_named(argv[0]);
+	T_EQ(t_generation(), 2);
+	T_IOLOG(RD, 60, 0, 30, 0);
+	GET(RD, 30, 20, 30);
+	EMPTY(RD);
+	T_IOLOG(RD, 60, 30, 0, 0);
+	return 0;
+}
+
+T(each_rewinds_its_own)
+{
+	for_each_kind(k, ~0) {
+		T_CHILD {
+			pid_t pid;
+
+			open_at(k, RD, WR);
+			feed(WR, 20, 0);
+			READABLE(RD, 1);
+			GET(RD, 20, 0, 0);
+			t_word[0] = 0;
+			pid = t_fork();
+			if (!pid) {
+				feed(WR, 30, 20);
+				READABLE(RD, 1);
+				GET(RD, 30, 20, 0);
+				t_register("child_restarts", k->name, NULL);
+				t_word[0] = 1;
+				while (t_word[0] < 2)
+					t_sleep_ms(1);
+				t_crash();
+			}
+			while (!t_word[0])
+				t_sleep_ms(1);
+			feed(WR, 10, 50);
+			READABLE(RD, 1);
+			GET(RD, 10, 50, 0);
+			EMPTY(RD);
+			t_word[0] = 2;
+			T_EXITED(t_wait(pid), 0);
+			/* Now this process: its two pieces come back in order. */
+			T_IOLOG(RD, 60, 30, 0, 0);
+			t_register("pieces_in_order", k->name, NULL);
+			t_crash();
+		}
+	}
+}
+
+ROLE(pieces_in_order)
+{
+	const struct kind *k = kind_named(argv[0]);
+	unsigned char buf[64];
+
+	T_IOLOG(RD, 60, 30, 30, 0);
+	T_EQ(x_hread(RD, buf, 64, 0), k->flags & STREAM && !(k->flags & TTY) ? 30 : 20);
+	T_EQ(t_match(buf, 20, 0), 20);
+	if (!(k->flags & STREAM) || k->flags & TTY)
+		T_EQ(x_hread(RD, buf + 20, 44, 0), 10);
+	T_EQ(t_match(buf + 20, 10, 50), 10);
+	T_EQ(x_hread(RD, NULL, 0, 30), 0);
+	return 0;
+}
+
+/* What a restart made unread goes to whoever reads next. */
+T(unread_is_for_anybody)
+{
+	for_each_kind(k, ~0) {
+		pid_t pid;
+
+		open_at(k, RD, WR);
+		feed(WR, 20, 0);
+		READABLE(RD, 1);
+		pid = t_fork();
+		if (!pid) {
+			GET(RD, 20, 0, 0);
+			t_register("waits", NULL);
+			t_crash();
+		}
+		while (!t_word[0])
+			t_sleep_ms(1);
+		t_word[0] = 0;
+		READABLE(RD, 1);
+		T_IOLOG(RD, 20, 0, 20, 0);
+		GET(RD, 20, 0, 0);
+		T_IOLOG(RD, 20, 0, 0, 0);
+		t_reap(pid);
+		/* It is this process's now. */
+		T_IOLOG(RD, 20, 0, 0, 0);
+		T_EQ(x_hread(RD, NULL, 0, 20), 0);
+	}
+}
+
+ROLE(waits)
+{
+	t_word[0] = 1;
+	t_sleep_ms(1000000);
+	return 0;
+}
+
+/* A holder that is killed takes its data along; one that restarts does not. */
+T(exit_drops)
+{
+	for_each_kind(k, ~0) {
+		int fd[2];
+
+		k->open(fd);
+		for (int sig = 0; sig < 2; sig++) {
+			pid_t pid;
+
+			feed(fd[1], 20, 0);
+			READABLE(fd[0], 1);
+			pid = t_fork();
+			if (!pid) {
+				GET(fd[0], 20, 0, 0);
+				if (sig)
+					raise(SIGKILL);
+				_exit(0);
+			}
+			t_wait(pid);
+			EMPTY(fd[0]);
+			T_IOLOG(fd[0], 20 * sig + 20, 20 * sig + 20, 0, 0);
+		}
+	}
+}
+
+static void send_fd(int sock, int fd)
+{
+	char control[CMSG_SPACE(sizeof(int))] = { 0 }, c = 'x';
+	struct iovec iov = { &c, 1 };
+	struct msghdr msg = { .msg_iov = &iov, .msg_iovlen = 1, .msg_control = control,
+			      .msg_controllen = sizeof(control) };
+	struct cmsghdr *cmsg = CMSG_FIRSTHDR(&msg);
+
+	cmsg->cmsg_level = SOL_SOCKET;
+	cmsg->cmsg_type = SCM_RIGHTS;
+	cmsg->cmsg_len = CMSG_LEN(sizeof(int));
+	memcpy(CMSG_DATA(cmsg), &fd, sizeof(int));
+	T_OK(sendmsg(sock, &msg, 0));
+}
+
+static int recv_fd(int sock)
+{
+	char control[CMSG_SPACE(sizeof(int))], c;
+	struct iovec iov = { &c, 1 };
+	struct msghdr msg = { .msg_iov = &iov, .msg_iovlen = 1, .msg_control = control,
+			      .msg_controllen = sizeof(control) };
+	int fd;
+
+	T_OK(recvmsg(sock, &msg, 0));
+	T_ASSERT(CMSG_FIRSTHDR(&msg));
+	memcpy(&fd, CMSG_DATA(CMSG_FIRSTHDR(&msg)), sizeof(int));
+	return fd;
+}
+
+T(passed_files)
+{
+	for_each_kind(k, ~0) {
+		int way[2], fd[2];
+		pid_t pid;
+
+		T_OK(socketpair(AF_UNIX, SOCK_STREAM, 0, way));
+		pid = t_fork();
+		if (!pid) {
+			k->open(fd);
+			feed(fd[1], 30, 0);
+			READABLE(fd[0], 1);
+			GET(fd[0], 10, 0, 0);
+			send_fd(way[1], fd[0]);
+			send_fd(way[1], fd[1]);
+			T_ASSERT(read(way[1], &fd, 1) == 1);
+			_exit(0);
+		}
+		fd[0] = recv_fd(way[0]);
+		fd[1] = recv_fd(way[0]);
+		T_IOLOG(fd[0], 10, 0, 0, 0);
+		T_ERR(x_hread(fd[0], NULL, 0, 1), EINVAL);
+		if (k->flags & STREAM)
+			GET(fd[0], 20, 10, 20);
+		T_ASSERT(write(way[0], "x", 1) == 1);
+		T_EXITED(t_wait(pid), 0);
+		EMPTY(fd[0]);
+	}
+}
+
+/* ---- another process that waits is woken by a rewind ---- */
+
+ROLE(stays)
+{
+	t_word[0] = 2;
+	t_sleep_ms(1000000);
+	return 0;
+}
+
+T(waiters_are_woken)
+{
+	for (int how = 0; how < 3; how++) {
+		for_each_kind(k, ~0) {
+			struct epoll_event ev = { .events = EPOLLIN | (how == 1 ? EPOLLET : 0) };
+			struct pollfd pfd = { .fd = RD, .events = POLLIN };
+			int ep = T_OK(epoll_create1(0));
+			uint64_t start;
+			pid_t pid;
+
+			open_at(k, RD, WR);
+			T_OK(epoll_ctl(ep, EPOLL_CTL_ADD, RD, &ev));
+			feed(WR, 20, 0);
+			T_EQ(epoll_wait(ep, &ev, 1, 5000), 1);
+			t_word[0] = 0;
+			pid = t_fork();
+			if (!pid) {
+				GET(RD, 20, 0, 0);
+				t_word[0] = 1;
+				t_register("stays", NULL);
+				t_sleep_ms(50);
+				t_crash();
+			}
+			while (!t_word[0])
+				t_sleep_ms(1);
+			start = t_now_ns();
+			if (how == 2)
+				T_EQ(poll(&pfd, 1, 5000), 1);
+			else
+				T_EQ(epoll_wait(ep, &ev, 1, 5000), 1);
+			T_EXPECT(t_now_ns() - start > 20000000);
+			GET(RD, 20, 0, 20);
+			t_reap(pid);
+			T_OK(epoll_ctl(ep, EPOLL_CTL_DEL, RD, NULL));
+			close(ep);
+		}
+	}
+}
+
+/* ---- threads ---- */
+
+enum { THREADS = 4, BYTES = 200000 };
+
+static unsigned char seen[BYTES];
+static int shared[2];
+static atomic_int thread_reads;
+
+static void *reads(void *arg)
+{
+	static const unsigned int sizes[] = { 1, 7, 100, 1000 };
+	unsigned char buf[1000];
+	ssize_t n;
+
+	/* Each value is a 4-byte position: records that no reader may tear. */
+	for (;;) {
+		size_t want = sizes[(long)arg] * 4 < sizeof(buf) ? sizes[(long)arg] * 4 : sizeof(buf);
+
+		n = x_hread(shared[0], buf, want, 0);
+		if (n <= 0)
+			break;
+		atomic_fetch_add(&thread_reads, 1);
+		for (ssize_t i = 0; i + 4 <= n; i += 4) {
+			uint32_t v;
+
+			memcpy(&v, buf + i, 4);
+			if (v < BYTES)
+				__atomic_fetch_add(&seen[v], 1, __ATOMIC_RELAXED);
+		}
+		if (n % 4)
+			T_EQ(n % 4, 0);
+	}
+	return NULL;
+}
+
+/* Threads that read the same file get every byte once between them, in pieces that are whole. */
+T_LIMIT(threads_share_a_file, 60)
+{
+	for_each_kind(k, STREAM | DGRAM) {
+		uint32_t values[100];
+		pthread_t t[THREADS];
+		int count = 0, total = 20000 / t_slow();
+
+		if (k->flags & TTY || strchr(k->name, '6') || k->flags & DGRAM)
+			continue;
+		k->open(shared);
+		memset(seen, 0, sizeof(seen));
+		thread_reads = 0;
+		for (long i = 0; i < THREADS; i++)
+			T_ASSERT(!pthread_create(&t[i], NULL, reads, (void *)i));
+		while (count < total) {
+			int n = 1 + count % 100;
+
+			for (int i = 0; i < n; i++)
+				values[i] = count + i;
+			T_ASSERT(write(shared[1], values, 4 * n) == 4 * n);
+			count += n;
+			/* All of it would be too much to hold: release by halves. */
+			if (count % 64 == 0)
+				x_hread(shared[0], NULL, 0, 256);
+		}
+		if (k->flags & SOCK)
+			shutdown(shared[1], SHUT_WR);
+		close(shared[1]);
+		for (int i = 0; i < THREADS; i++)
+			pthread_join(t[i], NULL);
+		for (int i = 0; i < count; i++) {
+			if (seen[i] != 1) {
+				t_note("value %d", i);
+				T_EQ(seen[i], 1);
+				break;
+			}
+		}
+		T_EXPECT(thread_reads > THREADS);
+		close(shared[0]);
+	}
+}
+
+static void *faults_soon(void *arg)
+{
+	t_sleep_ms(20);
+	t_crash();
+	return arg;
+}
+
+ROLE(reads_it_all_again)
+{
+	static unsigned char buf[65536];
+	const struct kind *k = kind_named(argv[0]);
+	struct io_log log, sent;
+	uint64_t got = 0;
+	ssize_t n;
+
+	/* What the threads held when one of them faulted comes again, then what was still to come: no gap. */
+	T_EQ(x_getiolog(RD, &log), 0);
+	T_EQ(log.held, log.unread);
+	T_EQ(x_getiolog(WR, &sent), 0);
+	T_EXPECT(sent.written > 0);
+	if (k->flags & SOCK)
+		shutdown(WR, SHUT_WR);
+	close(WR);
+	while ((n = x_hread(RD, buf, sizeof(buf), 0)) > 0) {
+		T_EQ(t_match(buf, n, got), n);
+		got += n;
+	}
+	T_EQ(n, 0);
+	T_EQ(got, sent.written);
+	return 0;
+}
+
+static void *reads_on(void *arg)
+{
+	char buf[700];
+
+	while (x_hread(RD, buf, 100 + 150 * (long)arg, 0) > 0)
+		;
+	return NULL;
+}
+
+T(fault_while_threads_read)
+{
+	for (int round = 0; round < 3; round++) {
+		for_each_kind(k, STREAM) {
+			if (k->flags & TTY)
+				continue;
+			T_CHILD {
+				pthread_t t;
+
+				open_at(k, RD, WR);
+				t_register("reads_it_all_again", k->name, NULL);
+				for (long i = 0; i < 3; i++)
+					T_ASSERT(!pthread_create(&t, NULL, reads_on, (void *)i));
+				T_ASSERT(!pthread_create(&t, NULL, faults_soon, NULL));
+				for (uint64_t sent = 0;;) {
+					char buf[512];
+
+					t_fill(buf, sizeof(buf), sent);
+					sent += T_OK(x_lwrite(WR, buf, sizeof(buf)));
+					t_sleep_ms(1);
+				}
+			}
+		}
+	}
+}
+
+/* ---- limits ---- */
+
+T(held_bytes_max)
+{
+	T_OK(t_sysctl("held_bytes_max", 4096));
+	for_each_kind(k, STREAM) {
+		static char buf[8192];
+		int fd[2];
+
+		if (k->flags & TTY)
+			continue;
+		k->open(fd);
+		feed(fd[1], 8000, 0);
+		T_EQ(x_hread(fd[0], buf, 3000, 0), 3000);
+		/* Shortened to the room that is left. */
+		T_EQ(x_hread(fd[0], buf, 3000, 0), 1096);
+		T_EQ(t_match(buf, 1096, 3000), 1096);
+		T_ERR(x_hread(fd[0], buf, 3000, 0), ENOBUFS);
+		T_ERR(x_hread_nowait(fd[0], buf, 1, 0), ENOBUFS);
+		T_IOLOG(fd[0], 4096, 0, 0, 0);
+		READABLE(fd[0], 1);
+		T_EQ(x_hread(fd[0], NULL, 0, 96), 0);
+		T_EQ(x_hread(fd[0], buf, 3000, 0), 96);
+		T_EQ(t_match(buf, 96, 4096), 96);
+		/* Plain reading holds nothing and needs no room. */
+		T_EQ(read(fd[0], buf, 100), 100);
+		T_EQ(t_match(buf, 100, 4192), 100);
+		T_EQ(x_hread(fd[0], NULL, 0, 4096), 0);
+		T_EQ(x_hread(fd[0], buf, 3000, 0), 3000);
+		T_EQ(t_match(buf, 3000, 4292), 3000);
+	}
+	/* A datagram is not shortened: one that exceeds the limit by itself is taken. */
+	for_each_kind(k, DGRAM) {
+		static char buf[8192];
+		int fd[2];
+
+		k->open(fd);
+		feed(fd[1], 6000, 0);
+		feed(fd[1], 10, 6000);
+		T_EQ(x_hread(fd[0], buf, sizeof(buf), 0), 6000);
+		T_EQ(t_match(buf, 6000, 0), 6000);
+		T_ERR(x_hread(fd[0], buf, sizeof(buf), 0), ENOBUFS);
+		T_EQ(x_hread(fd[0], NULL, 0, 6000), 0);
+		GET_ALL(fd[0], 10, 6000, 0);
+	}
+	T_OK(t_sysctl("held_bytes_max", 1048576));
+}
+
+T(limit_changes_while_holding)
+{
+	for_each_kind(k, STREAM) {
+		static char buf[8192];
+		int fd[2];
+
+		if (k->flags & TTY)
+			continue;
+		k->open(fd);
+		feed(fd[1], 8000, 0);
+		GET(fd[0], 6000, 0, 0);
+		T_OK(t_sysctl("held_bytes_max", 4096));
+		T_ERR(x_hread(fd[0], buf, 100, 0), ENOBUFS);
+		T_IOLOG(fd[0], 6000, 0, 0, 0);
+		T_OK(t_sysctl("held_bytes_max", 7000));
+		T_EQ(x_hread(fd[0], buf, 2000, 0), 1000);
+		T_OK(t_sysctl("held_bytes_max", 4096));
+		T_EQ(x_hread(fd[0], NULL, 0, 3000), 0);
+		T_EQ(x_hread(fd[0], buf, 2000, 0), 96);
+		T_EQ(t_match(buf, 96, 7000), 96);
+		T_OK(t_sysctl("held_bytes_max", 1048576));
+		T_EQ(x_hread(fd[0], buf, 2000, 0), 904);
+		T_IOLOG(fd[0], 8000, 3000, 0, 0);
+	}
+}
+
+/* ---- memory: charged to the holder's cgroup, given back at the last close ---- */
+
+static long memory_used(const char *dir)
+{
+	char path[PATH_MAX], text[32];
+
+	snprintf(path, sizeof(path), "%s/memory.current", dir);
+	return t_get(path, text, sizeof(text)) > 0 ? atol(text) : -1;
+}
+
+/* Holds 512 KiB of a stream, as 8 KiB pieces. */
+static void hold_much(int fd[2])
+{
+	static char buf[8192];
+
+	for (int i = 0; i < 64; i++) {
+		feed(fd[1], 8192, 8192 * i);
+		for (size_t got = 0; got < 8192;) {
+			ssize_t n = T_OK(x_hread(fd[0], buf, 8192 - got, 0));
+
+			T_EQ(t_match(buf, n, 8192 * i + got), n);
+			got += n;
+		}
+	}
+}
+
+T_LIMIT(memory, 60)
+{
+	enum { FILES = 8, MUCH = FILES * 512 * 1024 };
+	char mnt[PATH_MAX], dir[PATH_MAX], path[PATH_MAX];
+
+	T_OK(mkdir(t_path(mnt, "cgroup"), 0755));
+	if (mount("none", mnt, "cgroup2", 0, NULL))
+		t_skip("no cgroup2");
+	snprintf(path, sizeof(path), "%.4000s/cgroup.subtree_control", mnt);
+	t_put(path, "+memory");
+	snprintf(dir, sizeof(dir), "%.4000s/held-%d", mnt, getpid());
+	T_OK(mkdir(dir, 0755));
+	if (memory_used(dir) < 0) {
+		rmdir(dir);
+		t_skip("no memory controller");
+	}
+	T_CHILD {
+		snprintf(path, sizeof(path), "%.4000s/cgroup.procs", dir);
+		T_OK(t_put(path, "0"));
+		for_each_kind(k, STREAM) {
+			int fd[FILES][2];
+			long before, during, after;
+
+			if (k->flags & TTY)
+				continue;
+			for (int i = 0; i < FILES; i++)
+				k->open(fd[i]);
+			before = memory_used(dir);
+			for (int i = 0; i < FILES; i++)
+				hold_much(fd[i]);
+			during = memory_used(dir);
+			T_RANGE(during - before, MUCH * 3 / 4, MUCH * 8);
+			for (int i = 0; i < FILES; i++) {
+				close(fd[i][1]);
+				close(fd[i][0]);
+			}
+			/* Sockets are freed a little later, counters are batched. */
+			for (int i = 0; i < 50 && memory_used(dir) > before + MUCH / 4; i++)
+				t_sleep_ms(20);
+			after = memory_used(dir);
+			T_EXPECT(after < before + MUCH / 4);
+			t_note("%s: %d KiB held cost %ld KiB, %ld KiB after the last close", k->name, MUCH / 1024,
+			       (during - before) / 1024, (after - before) / 1024);
+		}
+	}
+	for (int i = 0; i < 50 && rmdir(dir); i++)
+		t_sleep_ms(20);
+	T_OK(umount2(mnt, MNT_DETACH));
+}
+
+/* ---- io_uring ---- */
+
+struct ring {
+	int fd;
+	struct io_uring_params p;
+	char *sq, *cq;
+	struct io_uring_sqe *sqes;
+};
+
+static void ring_open(struct ring *r)
+{
+	memset(r, 0, sizeof(*r));
+	r->fd = syscall(SYS_io_uring_setup, 8, &r->p);
+	if (r->fd < 0 && (errno == ENOSYS || errno == EPERM))
+		t_skip("no io_uring");
+	T_OK(r->fd);
+	r->sq = mmap(NULL, r->p.sq_off.array + r->p.sq_entries * 4, PROT_READ | PROT_WRITE, MAP_SHARED, r->fd,
+		     IORING_OFF_SQ_RING);
+	r->cq = mmap(NULL, r->p.cq_off.cqes + r->p.cq_entries * sizeof(struct io_uring_cqe), PROT_READ | PROT_WRITE,
+		     MAP_SHARED, r->fd, IORING_OFF_CQ_RING);
+	r->sqes = mmap(NULL, r->p.sq_entries * sizeof(struct io_uring_sqe), PROT_READ | PROT_WRITE, MAP_SHARED, r->fd,
+		       IORING_OFF_SQES);
+	T_ASSERT(r->sq != MAP_FAILED && r->cq != MAP_FAILED && r->sqes != MAP_FAILED);
+}
+
+/* Submits one request and waits for its result. */
+static int ring_do(struct ring *r, int op, int fd, void *buf, unsigned int len)
+{
+	unsigned int *tail = (void *)(r->sq + r->p.sq_off.tail), *head = (void *)(r->cq + r->p.cq_off.head);
+	unsigned int mask = *(unsigned int *)(r->sq + r->p.sq_off.ring_mask);
+	unsigned int cmask = *(unsigned int *)(r->cq + r->p.cq_off.ring_mask), i = *tail & mask;
+	struct io_uring_cqe *cqes = (void *)(r->cq + r->p.cq_off.cqes);
+	int res;
+
+	memset(&r->sqes[i], 0, sizeof(r->sqes[i]));
+	r->sqes[i].opcode = op;
+	r->sqes[i].fd = fd;
+	r->sqes[i].addr = (uintptr_t)buf;
+	r->sqes[i].len = len;
+	if (op == IORING_OP_READ)
+		r->sqes[i].off = -1;
+	((unsigned int *)(r->sq + r->p.sq_off.array))[i] = i;
+	__atomic_store_n(tail, *tail + 1, __ATOMIC_RELEASE);
+	T_EQ(syscall(SYS_io_uring_enter, r->fd, 1, 1, IORING_ENTER_GETEVENTS, NULL, 0), 1);
+	res = cqes[*head & cmask].res;
+	__atomic_store_n(head, *head + 1, __ATOMIC_RELEASE);
+	return res;
+}
+
+ROLE(ring_reads)
+{
+	const struct kind *k = kind_named(argv[0]);
+	char buf[64];
+	struct ring r;
+
+	ring_open(&r);
+	T_EQ(t_generation(), 2);
+	T_EQ(ring_do(&r, IORING_OP_READ, RD, buf, 10), 10);
+	T_EQ(t_match(buf, 10, 0), 10);
+	T_IOLOG(RD, 30, 10, 20, 0);
+	if (k->flags & SOCK)
+		T_EQ(ring_do(&r, IORING_OP_RECV, RD, buf, 64), k->flags & DGRAM ? 20 : 20 + 15);
+	else
+		T_RANGE(ring_do(&r, IORING_OP_READ, RD, buf, 64), 20, 35);
+	T_EQ(t_match(buf, 20, 10), 20);
+	T_IOLOG(RD, 30, 30, 0, 0);
+	return 0;
+}
+
+T(io_uring)
+{
+	struct ring r;
+
+	ring_open(&r);
+	close(r.fd);
+	for_each_kind(k, ~0) {
+		if (k->flags & TTY)
+			continue;
+		T_CHILD {
+			open_at(k, RD, WR);
+			feed(WR, 10, 0);
+			GET(RD, 10, 0, 0);
+			feed(WR, 20, 10);
+			GET(RD, 20, 10, 0);
+			feed(WR, 15, 30);
+			t_register("ring_reads", k->name, NULL);
+			t_crash();
+		}
+	}
+}
+
+/* A request that waits in a ring of the old generation does not take data from the new one. */
+ROLE(ring_gone)
+{
+	char buf[64];
+
+	feed(WR, 10, 0);
+	T_EQ(x_hread(RD, buf, 64, 0), 10);
+	T_EQ(t_match(buf, 10, 0), 10);
+	return 0;
+}
+
+T(io_uring_waiting)
+{
+	for_each_kind(k, STREAM) {
+		T_CHILD {
+			static char buf[64];
+			struct ring r;
+			unsigned int *tail;
+
+			open_at(k, RD, WR);
+			ring_open(&r);
+			tail = (void *)(r.sq + r.p.sq_off.tail);
+			r.sqes[0] = (struct io_uring_sqe){ .opcode = IORING_OP_READ, .fd = RD, .off = -1,
+							   .addr = (uintptr_t)buf, .len = 64 };
+			*(unsigned int *)(r.sq + r.p.sq_off.array) = 0;
+			__atomic_store_n(tail, 1, __ATOMIC_RELEASE);
+			T_EQ(syscall(SYS_io_uring_enter, r.fd, 1, 0, 0, NULL, 0), 1);
+			t_register("ring_gone", NULL);
+			t_crash();
+		}
+	}
+}
