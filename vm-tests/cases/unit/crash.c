@@ -111,10 +111,14 @@ ROLE(generation)
 
 enum unit { INSTRUCTION, CHANGE, CALL };
 
-/* When a generation dies: after so many instructions, changes of the file, entries to the kernel and exits. */
+/*
+ * When a generation dies: after so many instructions, changes of the file, entries to the kernel
+ * and exits. Changes are looked for, instruction by instruction, after `calls` of the latter.
+ */
 struct death {
 	long after;
 	enum unit unit;
+	long calls;
 };
 
 struct watched {
@@ -207,6 +211,8 @@ static int die(const char *deeds, const struct death *death, bool *done)
 		T_OK(ptrace(PTRACE_SETOPTIONS, w.pid, 0, PTRACE_O_EXITKILL));
 		if (death->unit == CHANGE)
 			map_file(&w);
+		for (long n = 0; n < death->calls; n++)
+			T_ASSERT(step(&w, CALL));
 		*done = false;
 		for (long n = 0; n < death->after && !*done; n++)
 			*done = !step(&w, death->unit);
@@ -240,7 +246,7 @@ static long die_everywhere(const char *deeds, long *last)
 	return first;
 }
 
-T_LIMIT(update, 30)
+T_LIMIT(update, 45)
 {
 	long last;
 
@@ -248,24 +254,26 @@ T_LIMIT(update, 30)
 }
 
 /* And then it dies again, while the next generation completes what was committed. */
-T_LIMIT(commit_and_recovery, 30)
+T_LIMIT(commit_and_recovery, 45)
 {
 	long last, first = die_everywhere("cl", &last);
 	int changes = 0;
 
 	for (int i = 0; i < 2; i++) {
 		struct death at[2] = { { first + (last - first) * i / 2, INSTRUCTION } };
-		static const enum unit units[] = { CHANGE, CALL };
+		static const enum unit units[] = { CALL, CHANGE };
 
 		for (size_t u = 0; u < ARRAY_LEN(units); u++) {
 			bool done = false;
 
 			at[1].unit = units[u];
+			/* Bytes are copied between the last call of the deed and the mark. */
+			at[1].calls = u ? at[1].after - 8 : 0;
 			for (at[1].after = 0; !done; at[1].after++) {
 				if (!T_EQ(die("col", at, &done), NEWER))
 					t_note("after %ld instructions, and then %ld %s", at[0].after,
-					       at[1].after, u ? "calls" : "changes");
-				changes += !u && !done;
+					       at[1].after, u ? "changes" : "calls");
+				changes += u && !done;
 			}
 		}
 	}
