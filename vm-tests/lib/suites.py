@@ -143,6 +143,8 @@ class Report:
         text = self.text.encode("latin-1").decode(errors="replace")
         verdict = ktap.judge(text, status)
         if why:
+            if not ktap.is_ktap(text):
+                verdict = ktap.Verdict()
             verdict.failed = [f for f in verdict.failed if not f.startswith("exit status")] + [why]
         name = self.case["name"]
         print(f"  {verdict.word:4} {self.run.suite.name}/{name}  {verdict.counts()}  {seconds:.1f} s", flush=True)
@@ -208,6 +210,8 @@ def execute(run: Run, vmlinux: Path | None) -> ktap.Verdict:
         ours = vm.environment()
         env |= {name: ours[name] for name in ("PERDURE_TOP", "PERDURE_BUILD", "LD_LIBRARY_PATH",
                                               "PYTHONDONTWRITEBYTECODE")}
+        if vmlinux:
+            env["PERDURE_VMLINUX"] = str(vmlinux.resolve())
         env["PATH"] = ours["PATH"].split("/usr/local/sbin")[0] + os.environ["PATH"]
         process = subprocess.Popen(argv, env=os.environ | env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE)
         assert process.stdout

@@ -1,0 +1,79 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: GPL-2.0-or-later
+"""./build.sh test on suites that are made to fail (vm-tests/selftest)."""
+
+import re
+import subprocess
+
+from points import TOP, VMLINUX, equal, main
+
+SUITES = TOP / "vm-tests" / "selftest"
+
+
+def test(*arguments: str) -> tuple[int, str]:
+    done = subprocess.run([str(TOP / "vm-tests" / "run"), "test", "--cases", str(SUITES), "--vmlinux", str(VMLINUX),
+                           *arguments], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    return done.returncode, done.stdout
+
+
+def last(text: str) -> str:
+    return text.splitlines()[-1]
+
+
+def good() -> None:
+    """A suite that passes: status 0, the last line counts"""
+    status, text = test("good")
+    equal((status, last(text)), (0, "4 passed, 0 failed, 2 skipped"))
+
+
+def one_case() -> None:
+    """One case of it"""
+    status, text = test("good/status")
+    equal((status, last(text)), (0, "2 passed, 0 failed"))
+
+
+def bad() -> None:
+    """Each failing case is one failure, its reason is told, the others still run"""
+    status, text = test("bad")
+    equal((status, last(text)), (1, "3 passed, 7 failed"))
+    for reason in ("status: exit status 1", "signal: exit status 139", "short-plan: 1 results of 2 planned",
+                   "disagree: exit status 3", "hang: did not end within 1 seconds",
+                   "behind: left processes behind", "missing: exit status 127"):
+        assert reason in text, f"{reason} is not in:\n{text}"
+    assert "| before" in text, text
+
+
+def splat() -> None:
+    """A splat fails the suite whose cases pass, and is quoted"""
+    status, text = test("splat")
+    equal((status, last(text)), (1, "1 passed, 1 failed"))
+    assert re.search(r"FAIL splat/kernel-log  the kernel complains .*Call Trace", text), text
+
+
+def dies() -> None:
+    """A guest that dies fails the case that ran, and those that did not; its output so far is shown"""
+    status, text = test("dies")
+    equal((status, last(text).split(",")[0]), (1, "1 passed"))
+    for reason in ("crash: the guest died without a verdict", "1 cases did not run", "| last words", "Kernel panic"):
+        assert reason in text, f"{reason} is not in:\n{text}"
+
+
+def hangs() -> None:
+    """The time limit of a suite holds, whatever its cases allow themselves"""
+    status, text = test("hangs")
+    equal((status, last(text)), (1, "1 passed, 2 failed"))
+
+
+def names() -> None:
+    """A suite that is not there: one line that lists them, status 2"""
+    status, text = test("nope")
+    equal((status, text), (2, "test: no such suite: nope; there are bad, dies, good, hangs, splat\n"))
+
+
+def nothing() -> None:
+    """That nothing ran is a failure"""
+    status, text = test("good", "--profile", "debug")
+    equal((status, last(text)), (1, "0 passed, 1 failed"))
+
+
+main(good, one_case, bad, splat, dies, hangs, names, nothing)
