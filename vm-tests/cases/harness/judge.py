@@ -66,6 +66,7 @@ BOOT = """[    0.000000] Linux version 6.12.117 (perdure@perdure)
 [    0.400000] kmemleak: Kernel memory leak detector initialized (mem pool available: 33000)
 [    0.500000] random: crng init done
 [    1.000000] x[77]: segfault at 0 ip 0000000000401136 sp 00007ffd7a34e2c0 error 6 in x[401000+1000]
+[    1.000000] traps: x y[53] general protection fault ip:56295ddebc6a sp:7ffd7b28a1e8 error:0 in x[3c6a,56295ddeb000+6000]
 """
 BEGIN = "[    1.100000] perdure-init: begin\n"
 END = "[    2.200000] perdure-init: end\n[    2.300000] reboot: Restarting system\n"
