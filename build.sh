@@ -117,6 +117,7 @@ kernel)
 	;;
 run | shell)
 	kernel_options "$@"
+	[[ $verb == shell || " $* " == *' -- '* ]] || image=none # it will say what is wrong
 	[[ -n $image ]] || kernel "$name" "$profile"
 	exec python3 "$TOP/vm-tests/run" "$verb" "$@"
 	;;

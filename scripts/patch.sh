@@ -20,6 +20,7 @@ done
 need git tar xz
 lock kernel
 { read -r tarball; read -r sum; } <"$CACHE/source"
+source="$sum, as unpacked by recipe 2"
 
 # In the order of the series, one "commit checksum name" line per patch that the tree has
 applied=$LINUX/.git/perdure-applied
@@ -30,6 +31,8 @@ unpack() {
 	echo "unpacking $tarball"
 	tar -C "$LINUX.new" --strip-components=1 -xf "$tarball"
 	cd "$LINUX.new"
+	# Debian's last lines ignore whatever is new
+	sed -i '\#^/\*$#d' .gitignore
 	echo "committing it"
 	git init -q -b perdure .
 	git config gc.auto 0
@@ -42,7 +45,7 @@ unpack() {
 	GIT_COMMITTER_NAME=Perdure GIT_COMMITTER_EMAIL=perdure@localhost GIT_COMMITTER_DATE='2025-01-01 00:00:00 +0000' \
 		git commit -q -m "Linux $version, as Debian ships it"
 	git tag base
-	echo "$sum" >.git/perdure-source
+	echo "$source" >.git/perdure-source
 	: >.git/perdure-applied
 	cd ..
 	rm -rf "$LINUX"
@@ -78,7 +81,7 @@ apply() {
 		GIT_COMMITTER_DATE=$GIT_AUTHOR_DATE git -C "$LINUX" commit-tree "$tree" -p "$parent"
 }
 
-if [[ ! -d $LINUX/.git || $(cat "$LINUX/.git/perdure-source" 2>/dev/null) != "$sum" ]]; then
+if [[ ! -d $LINUX/.git || $(cat "$LINUX/.git/perdure-source" 2>/dev/null) != "$source" ]]; then
 	if [[ -d $LINUX/.git && -z $force && -n $(local_work) ]]; then
 		[[ -z $keep ]] || exit 0
 		die "another kernel source than build/linux has, which holds $(local_work): ./build.sh refresh keeps them, ./build.sh patch --force throws them away"
