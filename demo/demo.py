@@ -156,7 +156,7 @@ def main() -> int:
                 ("", "", f"{retain} ms retain, {exec_} ms exec, {restore} ms restore")]
         for row in rows:
             say(f"    {row[0]:16} {row[1]:26} {row[2]}".rstrip())
-        say(f"    (wall time of the guest{', an emulated machine: a real one is many times faster' if emulated else ''})")
+        say(f"    (wall time of the guest{', an emulated machine, which is slow' if emulated else ''})")
         say()
 
         say("(c) The same fault at worse moments")
