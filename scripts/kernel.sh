@@ -48,18 +48,15 @@ if [[ -z $dirty && -f $out/vmlinux && $(cat "$out/perdure-state" 2>/dev/null) ==
 	exit 0
 fi
 
+# Without debug information an object does not depend on line markers, so kernels that differ in little share objects.
+# Line numbers that matter are in the code by then, as __LINE__. The debug profile's sanitizers report others.
 cc=gcc
-if [[ $profile == debug ]]; then
-	# The sanitizers' reports carry line numbers
-	! command -v ccache >/dev/null || cc="ccache gcc"
-elif command -v ccache >/dev/null; then
-	# Without debug information an object does not depend on line markers, so kernels that differ in little share
-	# objects. Line numbers that matter are in the code by then, as __LINE__.
+if [[ $profile != debug ]] && command -v ccache >/dev/null; then
 	cc=$TOP/scripts/kernel-cc
+	# No CCACHE_BASEDIR: its relative paths would escape the compiler option that makes __FILE__ relative
+	export CCACHE_NOHASHDIR=1 CCACHE_COMPILERCHECK=content CCACHE_MAXSIZE=3G
 	export CCACHE_NODIRECT=1 CCACHE_PREFIX_CPP=$TOP/scripts/kernel-cpp
 fi
-# No CCACHE_BASEDIR: __FILE__ is made relative by a compiler option that its relative paths would escape
-export CCACHE_NOHASHDIR=1 CCACHE_COMPILERCHECK=content CCACHE_MAXSIZE=3G
 
 build() {
 	mkdir -p "$out"

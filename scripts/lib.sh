@@ -78,8 +78,9 @@ progress() {
 # The line of a log that says best what went wrong
 reason() {
 	local line
-	line=$(grep -m 1 -iE 'no space left|(^|[^a-z-])error:|could not resolve|temporary failure|\bfatal:|command not found|\*\*\*' \
-		"$1" || tail -n 1 "$1")
+	line=$(grep -m 1 -iE 'no space left|could not (resolve|connect)|temporary failure' "$1" ||
+		grep -m 1 -iE '(^|[^a-z-])error:|\bfatal:|^e: |command not found|\*\*\*' "$1" || tail -n 1 "$1")
+	line=${line#"${line%%[![:space:]]*}"}
 	printf '%s' "${line:0:200}"
 }
 
@@ -100,7 +101,7 @@ step() {
 	) >"$log" 2>&1 </dev/null 9>&-
 	status=$?
 	set -e
-	kill "$ticker" 2>/dev/null
+	kill "$ticker" 2>/dev/null || true
 	wait "$ticker" 2>/dev/null || true
 	[[ ! -t 2 ]] || printf '\r\033[K' >&2
 	((status == 0)) || die "$what failed: $(reason "$log") (log: $(short "$log"))"

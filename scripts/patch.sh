@@ -17,7 +17,7 @@ for arg in "$@"; do
 	*) die "usage: ./build.sh patch [--force]" ;;
 	esac
 done
-need git tar xz
+need git make tar xz
 lock kernel
 { read -r tarball; read -r sum; } <"$CACHE/source"
 source="$sum, as unpacked by recipe 2"

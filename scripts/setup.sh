@@ -20,13 +20,11 @@ missing() {
 }
 
 install() {
-	local as=()
-	[[ $(id -u) == 0 ]] || as=(sudo -n)
-	export DEBIAN_FRONTEND=noninteractive
-	"${as[@]}" env DEBIAN_FRONTEND=noninteractive apt-get -o DPkg::Lock::Timeout=120 -o Acquire::Retries=2 update
+	local apt=(env DEBIAN_FRONTEND=noninteractive apt-get -o DPkg::Lock::Timeout=120 -o Acquire::Retries=2)
+	[[ $(id -u) == 0 ]] || apt=(sudo -n "${apt[@]}")
+	"${apt[@]}" update || true # of many sources, ours may be well
 	# shellcheck disable=SC2086
-	"${as[@]}" env DEBIAN_FRONTEND=noninteractive apt-get -o DPkg::Lock::Timeout=120 -o Acquire::Retries=2 \
-		install -y --no-install-recommends $packages
+	"${apt[@]}" install -y --no-install-recommends $packages
 }
 
 if ! command -v dpkg-query >/dev/null || ! command -v apt-get >/dev/null; then
