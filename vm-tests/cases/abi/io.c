@@ -174,6 +174,7 @@ TV(hread_dlen)
 	for (size_t i = 0; i < ARRAY_LEN(far); i++) {
 		memset(buf, 0xa5, sizeof(buf));
 		T_ERR(x_hread(p[0], buf, 20, far[i]), EINVAL);
+		T_MEMEQ(buf, zero, 20);
 		T_EQ(buf[20], 0xa5);
 		T_IOLOG(p[0], 10, 0, 0, 0);
 	}
@@ -192,6 +193,7 @@ TV(hread_dlen)
 	T_IOLOG(p[0], 55, 0, 5, 0);
 	memset(buf, 0xa5, sizeof(buf));
 	T_ERR(x_hread(p[0], buf, 2, 53), EINVAL);
+	T_MEMEQ(buf, zero, 2);
 	T_EQ(buf[2], 0xa5);
 	T_IOLOG(p[0], 55, 0, 5, 0);
 	T_EQ(x_hread(p[0], buf, 2, 52), 2);

@@ -277,10 +277,8 @@ static void do_hread(void)
 	}
 	m->read = log.read;
 	if (ret < 0) {
-		if (dlen <= (uint64_t)m->nread + n) {
-			for (int i = 0; i < n; i++)
-				CHECK(!buf[i]);
-		}
+		for (int i = 0; i < n; i++)
+			CHECK(!buf[i]);
 		return;
 	}
 	m->nread += ret;

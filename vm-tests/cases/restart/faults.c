@@ -321,7 +321,7 @@ T(kill_from_outside)
 			pid_t pid;
 
 			t_context = strsignal(sigs[i]);
-			t_word[W_START] = 0;
+			t_word[W_START] = t_word[W_RUNS] = 0;
 			snprintf(sig, sizeof(sig), "%d", sigs[i]);
 			snprintf(how, sizeof(how), "%d", thread);
 			pid = t_fork();
@@ -330,10 +330,11 @@ T(kill_from_outside)
 
 				t_register("killed_gen", sig, how, NULL);
 				T_ASSERT(!pthread_create(&t, NULL, sleeper, NULL));
+				t_word[W_RUNS] = 1;	/* pthread_create() blocks signals */
 				for (;;)
 					pause();
 			}
-			while (!t_word[W_START])
+			while (!t_word[W_START] || !t_word[W_RUNS])
 				t_sleep_ms(1);
 			t_word[W_TID] = thread == 2 ? (uint64_t)t_word[W_START] : (uint64_t)pid;
 			if (thread)
@@ -673,10 +674,13 @@ T_LIMIT(exec_races, 60)
 	t_note("%d executed, %d restarted", (int)t_word[W_RUNS], (int)t_word[W_RUNS + 1]);
 }
 
+/* Somewhat later each time, until the fault comes first. */
 static void *exit_together(void *arg)
 {
 	pthread_barrier_wait(&barrier);
-	_exit((int)(long)arg);
+	if (arg)
+		usleep(40 * (long)arg);
+	_exit(8);
 }
 
 T_LIMIT(exit_races, 60)
@@ -692,10 +696,11 @@ T_LIMIT(exit_races, 60)
 
 			t_register("restarted", NULL);
 			pthread_barrier_init(&barrier, NULL, 2);
-			T_ASSERT(!pthread_create(&t, NULL, round & 1 ? exit_together : crash_together, (void *)8));
+			T_ASSERT(!pthread_create(&t, NULL, round & 1 ? exit_together : crash_together,
+						  (void *)(long)round));
 			if (round & 1)
-				crash_together((void *)8);
-			exit_together((void *)8);
+				crash_together(NULL);
+			exit_together((void *)(long)round);
 		}
 		status = t_wait(pid);
 		if (!WIFEXITED(status) || WEXITSTATUS(status))
