@@ -164,6 +164,83 @@ T(exit_drops)
 	}
 }
 
+/* Also when the holder has closed the file before, and when it is another program by then. */
+T(exit_drops_what_was_closed)
+{
+	for_each_kind(k, ~0) {
+		for (int how = 0; how < 2; how++) {
+			int fd[2];
+			pid_t pid;
+
+			k->open(fd);
+			feed(fd[1], 20, 0);
+			READABLE(fd[0], 1);
+			pid = t_fork();
+			if (!pid) {
+				GET(fd[0], 20, 0, 0);
+				if (how)
+					execl("/bin/true", "true", NULL);
+				close(fd[0]);
+				_exit(0);
+			}
+			T_EXITED(t_wait(pid), 0);
+			T_IOLOG(fd[0], 20, 20, 0, 0);
+			EMPTY(fd[0]);
+		}
+	}
+}
+
+ROLE(leader_gone)
+{
+	T_IOLOG(RD, 20, 0, 20, 0);
+	GET(RD, 20, 0, 20);
+	return 0;
+}
+
+static void *reads_and_faults(void *arg)
+{
+	t_sleep_ms(10);
+	GET(RD, 20, 0, 0);
+	t_crash();
+	return arg;
+}
+
+T(main_thread_has_gone)
+{
+	T_CHILD {
+		pthread_t t;
+
+		open_at(&kinds[2], RD, WR);
+		feed(WR, 20, 0);
+		t_register("leader_gone", NULL);
+		T_ASSERT(!pthread_create(&t, NULL, reads_and_faults, NULL));
+		syscall(SYS_exit, 0);
+	}
+}
+
+/* Every file there is, wherever its number. */
+ROLE(far_files)
+{
+	for (int fd = 100; fd < 900; fd += 37)
+		GET(fd, 20, 0, 20);
+	GET(4000, 20, 0, 20);
+	return 0;
+}
+
+T(many_files)
+{
+	T_CHILD {
+		T_OK(setrlimit(RLIMIT_NOFILE, &(struct rlimit){ 5000, 5000 }));
+		for (int fd = 100; fd <= 4000; fd = fd == 4000 ? 4001 : fd + 37 < 900 ? fd + 37 : 4000) {
+			open_at(&kinds[fd % 3], fd, fd == 4000 ? WR : fd + 1);
+			feed(fd == 4000 ? WR : fd + 1, 20, 0);
+			GET(fd, 20, 0, 0);
+		}
+		t_register("far_files", NULL);
+		t_crash();
+	}
+}
+
 static void send_fd(int sock, int fd)
 {
 	char control[CMSG_SPACE(sizeof(int))] = { 0 }, c = 'x';
@@ -223,6 +300,25 @@ T(passed_files)
 	}
 }
 
+/* Files that were sent along are closed, as read(2) does it, when the data has gone at the latest. */
+T(files_in_messages)
+{
+	for_each_kind(k, ~0) {
+		int fd[2], p[2];
+		char buf[8];
+
+		if (strncmp(k->name, "unix", 4) && strcmp(k->name, "seqpacket"))
+			continue;
+		k->open(fd);
+		T_OK(pipe(p));
+		send_fd(fd[1], p[1]);
+		close(p[1]);
+		T_EQ(x_hread(fd[0], buf, 8, 0), 1);
+		T_EQ(x_hread(fd[0], NULL, 0, 1), 0);
+		T_EQ(read(p[0], buf, 1), 0);
+	}
+}
+
 /* ---- another process that waits is woken by a rewind ---- */
 
 ROLE(stays)
@@ -234,7 +330,7 @@ ROLE(stays)
 
 T(waiters_are_woken)
 {
-	for (int how = 0; how < 3; how++) {
+	for (int how = 0; how < 4; how++) {
 		for_each_kind(k, ~0) {
 			struct epoll_event ev = { .events = EPOLLIN | (how == 1 ? EPOLLET : 0) };
 			struct pollfd pfd = { .fd = RD, .events = POLLIN };
@@ -260,10 +356,15 @@ T(waiters_are_woken)
 			start = t_now_ns();
 			if (how == 2)
 				T_EQ(poll(&pfd, 1, 5000), 1);
+			else if (how == 3)
+				GET(RD, 20, 0, 0);
 			else
 				T_EQ(epoll_wait(ep, &ev, 1, 5000), 1);
 			T_EXPECT(t_now_ns() - start > 20000000);
-			GET(RD, 20, 0, 20);
+			if (how == 3)
+				T_EQ(x_hread(RD, NULL, 0, 20), 0);
+			else
+				GET(RD, 20, 0, 20);
 			t_reap(pid);
 			T_OK(epoll_ctl(ep, EPOLL_CTL_DEL, RD, NULL));
 			close(ep);
@@ -561,6 +662,120 @@ T_LIMIT(memory, 60)
 			       (during - before) / 1024, (after - before) / 1024);
 		}
 	}
+	for (int i = 0; i < 50 && rmdir(dir); i++)
+		t_sleep_ms(20);
+	T_OK(umount2(mnt, MNT_DETACH));
+}
+
+/* What is held does not fill the socket's receive buffer. */
+T(small_receive_buffer)
+{
+	for_each_kind(k, TCP) {
+		int fd[2];
+
+		k->open(fd);
+		T_OK(setsockopt(fd[0], SOL_SOCKET, SO_RCVBUF, &(int){ 16384 }, sizeof(int)));
+		hold_much(fd);
+		T_IOLOG(fd[0], 512 * 1024, 0, 0, 0);
+		T_EQ(x_hread(fd[0], NULL, 0, 512 * 1024), 0);
+	}
+}
+
+/* A network namespace whose sockets hold data can go. (If it could not, the kernel would say so on the console.) */
+T(network_namespace_goes)
+{
+	for (int restart = 0; restart < 2; restart++) {
+		T_CHILD {
+			struct ifreq_lo {
+				char name[16];
+				short flags;
+				char pad[64];
+			} ifr = { .name = "lo" };
+			int s;
+
+			T_OK(unshare(CLONE_NEWNET));
+			s = T_OK(socket(AF_INET, SOCK_DGRAM, 0));
+			T_OK(ioctl(s, 0x8913 /* SIOCGIFFLAGS */, &ifr));
+			ifr.flags |= 1;		/* IFF_UP */
+			T_OK(ioctl(s, 0x8914 /* SIOCSIFFLAGS */, &ifr));
+			for_each_kind(k, INET) {
+				int fd[2];
+
+				k->open(fd);
+				for (int i = 0; i < 5; i++) {
+					feed(fd[1], 1000, 1000 * i);
+					GET(fd[0], 1000, 1000 * i, 0);
+				}
+			}
+			if (restart) {
+				t_register("leaves", NULL);
+				t_crash();
+			}
+		}
+	}
+	t_sleep_ms(200);
+}
+
+ROLE(leaves)
+{
+	T_EQ(t_generation(), 2);
+	return 0;
+}
+
+/* More than the cgroup may have: an error that loses nothing, or the cgroup's own end for its process. */
+T(memory_limit)
+{
+	char mnt[PATH_MAX], dir[PATH_MAX], path[PATH_MAX];
+	pid_t pid;
+	int status;
+
+	T_OK(mkdir(t_path(mnt, "cgroup"), 0755));
+	if (mount("none", mnt, "cgroup2", 0, NULL))
+		t_skip("no cgroup2");
+	snprintf(path, sizeof(path), "%.4000s/cgroup.subtree_control", mnt);
+	t_put(path, "+memory");
+	snprintf(dir, sizeof(dir), "%.4000s/limit-%d", mnt, getpid());
+	T_OK(mkdir(dir, 0755));
+	snprintf(path, sizeof(path), "%.4000s/memory.max", dir);
+	if (t_put(path, "6M")) {
+		rmdir(dir);
+		t_skip("no memory controller");
+	}
+	snprintf(path, sizeof(path), "%.4000s/cgroup.procs", dir);
+	pid = t_fork();
+	if (!pid) {
+		static char buf[65536];
+		int writer[2];
+
+		T_OK(t_put(path, "0"));
+		for (int f = 0; f < 12; f++) {
+			open_unix(writer);
+			T_OK(fcntl(writer[1], F_SETFL, O_NONBLOCK));
+			for (uint64_t got = 0; got < 1 << 20;) {
+				ssize_t n;
+
+				feed(writer[1], 8192, got);
+				n = x_hread_nowait(writer[0], buf, 8192, 0);
+				if (n < 0) {
+					T_EQ(errno, ENOMEM);
+					T_EQ(read(writer[0], buf, 8192), 8192);
+					T_EQ(t_match(buf, 8192, got), 8192);
+					_exit(7);
+				}
+				T_EQ(t_match(buf, n, got), n);
+				got += n;
+				if (n < 8192)
+					T_EQ(x_hread_nowait(writer[0], buf, 8192 - n, 0), 8192 - n);
+				got += 8192 - n;
+			}
+		}
+		_exit(8);
+	}
+	status = t_wait(pid);
+	if (!WIFSIGNALED(status))
+		T_EXITED(status, 7);
+	else
+		T_KILLED(status, SIGKILL);
 	for (int i = 0; i < 50 && rmdir(dir); i++)
 		t_sleep_ms(20);
 	T_OK(umount2(mnt, MNT_DETACH));

@@ -245,6 +245,28 @@ T(low_water)
 	}
 }
 
+/* What a refused hread() made unread is an event too. */
+T(refused_is_readable)
+{
+	for_each_kind(k, ~0) {
+		struct epoll_event ev = { .events = EPOLLIN | EPOLLET };
+		int ep = T_OK(epoll_create1(0)), fd[2];
+		char buf[64];
+
+		k->open(fd);
+		T_OK(epoll_ctl(ep, EPOLL_CTL_ADD, fd[0], &ev));
+		feed(fd[1], 10, 0);
+		T_EQ(epoll_wait(ep, &ev, 1, 5000), 1);
+		T_EQ(epoll_wait(ep, &ev, 1, 0), 0);
+		T_ERR(x_hread(fd[0], buf, sizeof(buf), 20), EINVAL);
+		T_EQ(epoll_wait(ep, &ev, 1, 5000), 1);
+		READABLE(fd[0], 1);
+		GET(fd[0], 10, 0, 10);
+		T_EQ(epoll_wait(ep, &ev, 1, 0), 0);
+		close(ep);
+	}
+}
+
 /* ---- ends and errors ---- */
 
 ROLE(end_comes_last)
@@ -306,6 +328,24 @@ T(reset_connection)
 		T_IOLOG(fd[0], 10, 0, 0, 0);
 		T_EQ(x_hread(fd[0], buf, 20, 5), 0);
 		T_IOLOG(fd[0], 10, 5, 0, 0);
+	}
+}
+
+/* What is held has left the connection: closing is no reset, and the answer arrives. */
+T(close_while_holding)
+{
+	for_each_kind(k, TCP) {
+		char buf[64];
+		int fd[2];
+
+		k->open(fd);
+		feed(fd[1], 10, 0);
+		GET(fd[0], 10, 0, 0);
+		T_EQ(x_lwrite(fd[0], "answer", 6), 6);
+		close(fd[0]);
+		t_sleep_ms(10);
+		T_EQ(read(fd[1], buf, sizeof(buf)), 6);
+		T_EQ(read(fd[1], buf, sizeof(buf)), 0);
 	}
 }
 
