@@ -35,8 +35,8 @@ def form() -> Iterator[str]:
         author = re.sub(r"\n ", " ", fields.get("From", ""))
         if not re.fullmatch(r"[0-9]{3}-[a-z0-9-]+\.patch", path.name):
             yield f"{path.name}: not named NNN-area-what.patch"
-        if not re.fullmatch(r"[a-z0-9/._-]+(: [a-z0-9/._-]+)*: \S.*", subject) or len(subject) > 75:
-            yield f"{path.name}: subject is not 'area: imperative' of at most 75 characters: {subject!r}"
+        if not re.fullmatch(r"[a-z0-9/._-]+(: [a-z0-9/._-]+)*: \S.*", subject) or len(subject) > 72:
+            yield f"{path.name}: subject is not 'area: imperative' of at most 72 characters: {subject!r}"
         if "Date" not in fields:
             yield f"{path.name}: no Date"
         if f"Signed-off-by: {author}" not in head:
