@@ -8,11 +8,13 @@
  *	path:PATH	whenever a request for PATH (without its first slash) has been parsed
  *
  * separated by commas. All but path strike once: what has struck is remembered in a state area.
+ * ZHTTPD_FAULT_DELAY: milliseconds to wait before.
  */
 #include <perdure.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "state.h"
 
@@ -75,6 +77,7 @@ bad:
 static void crash(int point)
 {
 	memory->struck[point] = strcmp(points[point].kind, "path");
+	usleep(1000 * atoi(getenv("ZHTTPD_FAULT_DELAY") ?: "0"));
 	*(volatile int *)NULL = 0;
 }
 

@@ -53,7 +53,7 @@ class Server:
                                         text=True, env={**os.environ, **(env or {})}, preexec_fn=preexec)
         self.pid = self.process.pid
         self.messages: list[str] = []
-        self._more = threading.Condition()
+        self._more = threading.Condition()      # its lock is re-entrant
         self._ended = False
         threading.Thread(target=self._read, daemon=True).start()
         self.port = int(self.wait_for(r"serving .* on port (\d+)")[1])
@@ -86,15 +86,17 @@ class Server:
         self.wait_for(rf"\[{self.pid}\]: generation {number} after ")
 
     def generations(self) -> int:
-        """How many there have been, the present one included."""
+        """How many there have been, the present one included. (A fault during a recovery leaves no message.)"""
         with self._more:
-            return 1 + sum(": generation " in line for line in self.messages)
+            return max((int(m[1]) for line in self.messages if (m := re.search(r": generation (\d+) after", line))), default=1)
 
     def fault(self) -> None:
-        """One more fault, from outside; returns when the next generation is there."""
+        """One more fault, from outside; returns when a next generation is there."""
         number = self.generations()
         os.kill(self.pid, signal.SIGSEGV)
-        self.generation(number + 1)
+        with self._more:
+            assert self._more.wait_for(lambda: self._ended or self.generations() > number, LIMIT_S)
+        assert self.generations() > number, f"no generation {number + 1}, but {self.messages}"
 
     def stop(self) -> int:
         self.process.terminate()
