@@ -10,11 +10,12 @@ import hashlib
 import os
 import random
 import re
+import resource
 import signal
 import subprocess
 import threading
 import time
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from email.utils import parsedate_to_datetime
 from pathlib import Path
 
@@ -186,6 +187,26 @@ def idle_and_slow(root: Root) -> None:
             c.get("/small.txt")
             check(c, root, "small.txt")
         assert s.stop() == 0
+
+
+@case
+def many_connections(root: Root) -> None:
+    """four hundred connections, each with half a request, outlive three faults"""
+    resource.setrlimit(resource.RLIMIT_NOFILE, (2048, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+    with Server(root) as s, ExitStack() as stack:
+        clients = [stack.enter_context(Client(s)) for _ in range(50 if DEBUG else 400)]
+        for c in clients:
+            c.get("/small.txt")
+        for c in clients:
+            check(c, root, "small.txt")
+            c.send(b"GET /index.html HTTP")
+        for _ in range(3):
+            s.fault()
+        for c in clients:
+            c.send(b"/1.1\r\nHost: t\r\n\r\n")
+        for c in clients:
+            check(c, root, "index.html")
+        assert any(f" {len(clients)} connections kept" in m for m in s.messages), s.messages
 
 
 @case
