@@ -46,7 +46,8 @@ static int num_points = -1;
 
 static void read_points(void)
 {
-	char *spec = strdup(getenv("ZHTTPD_FAULT") ?: "");
+	const char *value = getenv("ZHTTPD_FAULT");
+	char *spec = strdup(value ? value : "");
 
 	num_points = 0;
 	for (char *s = strtok(spec, ","); s; s = strtok(NULL, ",")) {
@@ -77,7 +78,8 @@ bad:
 static void crash(int point)
 {
 	memory->struck[point] = strcmp(points[point].kind, "path");
-	usleep(1000 * atoi(getenv("ZHTTPD_FAULT_DELAY") ?: "0"));
+	if (getenv("ZHTTPD_FAULT_DELAY"))
+		usleep(1000 * atoi(getenv("ZHTTPD_FAULT_DELAY")));
 	*(volatile int *)NULL = 0;
 }
 

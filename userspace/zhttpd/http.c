@@ -265,9 +265,9 @@ bool http_parse(const char *buf, size_t len, struct request *rq)
 	if (f.bad || f.hosts > 1 || (!f.hosts && !rq->http10) || (f.transfer_encoding && (f.has_length || rq->http10)))
 		return give_up(rq, 400, len);
 	if (f.transfer_encoding)
-		return give_up(rq, rq->status ?: 501, len);
+		return give_up(rq, rq->status ? rq->status : 501, len);
 	if (f.content_length)			/* nothing here takes a body, so none is read */
-		return give_up(rq, rq->status ?: 413, len);
+		return give_up(rq, rq->status ? rq->status : 413, len);
 	if (!rq->status && f.unmet_expectation)
 		rq->status = 417;
 	return true;
@@ -523,7 +523,7 @@ static const char *content_type(const char *name)
 		{ "png", "image/png" }, { "jpg", "image/jpeg" }, { "gif", "image/gif" }, { "webp", "image/webp" },
 		{ "svg", "image/svg+xml" }, { "ico", "image/vnd.microsoft.icon" }, { "mp4", "video/mp4" },
 	};
-	const char *slash = strrchr(name, '/'), *dot = strrchr(slash ?: name, '.');
+	const char *slash = strrchr(name, '/'), *dot = strrchr(slash ? slash : name, '.');
 
 	for (size_t i = 0; dot && i < sizeof(types) / sizeof(*types); i++)
 		if (!strcasecmp(dot + 1, types[i].ext))
