@@ -854,3 +854,42 @@ T(suspect_fd)
 		t_crash();
 	}
 }
+
+/* ---- the tracepoint of a rewind ---- */
+
+#define TRACE	"/sys/kernel/tracing/"
+
+ROLE(traced)
+{
+	T_EQ(t_generation(), 2);
+	return 0;
+}
+
+T(rewind_is_traced)
+{
+	static char text[65536];
+	char *line;
+
+	if (access(TRACE "events/zlr/hread_rewind", F_OK))
+		t_skip("no tracepoints in this kernel");
+	T_OK(t_put(TRACE "trace", "0"));
+	T_OK(t_put(TRACE "events/zlr/hread_rewind/enable", "1"));
+	T_CHILD {
+		open_at(&kinds[2], RD, WR);
+		open_at(&kinds[0], RD2, WR2);
+		feed(WR, 40, 0);
+		GET(RD, 40, 0, 15);
+		feed(WR2, 10, 0);
+		GET(RD2, 10, 0, 10);
+		t_register("traced", NULL);
+		t_crash();
+	}
+	T_OK(t_put(TRACE "events/zlr/hread_rewind/enable", "0"));
+	T_EXPECT(t_get(TRACE "trace", text, sizeof(text)) > 0);
+	line = strstr(text, "hread_rewind: ");
+	T_ASSERT(line);
+	T_EXPECT(!strncmp(line, "hread_rewind: fd=21 bytes=25 pieces=1\n", 38));
+	/* Nothing is held on the other file. */
+	T_EXPECT(!strstr(line + 1, "hread_rewind: "));
+	T_OK(t_put(TRACE "trace", "0"));
+}
