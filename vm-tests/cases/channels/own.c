@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 /* Whose data it is, how much, for how long: processes, threads, limits, memory; and who is woken. */
 #include "chan.h"
+#include "../lib/cgroup.h"
 
 #include <linux/io_uring.h>
 #include <pthread.h>
 #include <sys/epoll.h>
-#include <sys/mount.h>
 
 /* ---- processes that share an open file ---- */
 
@@ -593,14 +593,6 @@ T(limit_changes_while_holding)
 
 /* ---- memory: charged to the holder's cgroup, given back at the last close ---- */
 
-static long memory_used(const char *dir)
-{
-	char path[PATH_MAX], text[32];
-
-	snprintf(path, sizeof(path), "%s/memory.current", dir);
-	return t_get(path, text, sizeof(text)) > 0 ? atol(text) : -1;
-}
-
 /* Holds 512 KiB of a stream, as 8 KiB pieces. */
 static void hold_much(int fd[2])
 {
@@ -620,22 +612,10 @@ static void hold_much(int fd[2])
 T_LIMIT(memory, 60)
 {
 	enum { FILES = 8, MUCH = FILES * 512 * 1024 };
-	char mnt[PATH_MAX], dir[PATH_MAX], path[PATH_MAX];
 
-	T_OK(mkdir(t_path(mnt, "cgroup"), 0755));
-	if (mount("none", mnt, "cgroup2", 0, NULL))
-		t_skip("no cgroup2");
-	snprintf(path, sizeof(path), "%.4000s/cgroup.subtree_control", mnt);
-	t_put(path, "+memory");
-	snprintf(dir, sizeof(dir), "%.4000s/held-%d", mnt, getpid());
-	T_OK(mkdir(dir, 0755));
-	if (memory_used(dir) < 0) {
-		rmdir(dir);
-		t_skip("no memory controller");
-	}
+	cg_open("max");
 	T_CHILD {
-		snprintf(path, sizeof(path), "%.4000s/cgroup.procs", dir);
-		T_OK(t_put(path, "0"));
+		cg_enter();
 		for_each_kind(k, STREAM) {
 			int fd[FILES][2];
 			long before, during, after;
@@ -644,27 +624,25 @@ T_LIMIT(memory, 60)
 				continue;
 			for (int i = 0; i < FILES; i++)
 				k->open(fd[i]);
-			before = memory_used(dir);
+			before = cg_get("memory.current");
 			for (int i = 0; i < FILES; i++)
 				hold_much(fd[i]);
-			during = memory_used(dir);
+			during = cg_get("memory.current");
 			T_RANGE(during - before, MUCH * 3 / 4, MUCH * 8);
 			for (int i = 0; i < FILES; i++) {
 				close(fd[i][1]);
 				close(fd[i][0]);
 			}
 			/* Sockets are freed a little later, counters are batched. */
-			for (int i = 0; i < 50 && memory_used(dir) > before + MUCH / 4; i++)
+			for (int i = 0; i < 50 && cg_get("memory.current") > before + MUCH / 4; i++)
 				t_sleep_ms(20);
-			after = memory_used(dir);
+			after = cg_get("memory.current");
 			T_EXPECT(after < before + MUCH / 4);
 			t_note("%s: %d KiB held cost %ld KiB, %ld KiB after the last close", k->name, MUCH / 1024,
 			       (during - before) / 1024, (after - before) / 1024);
 		}
 	}
-	for (int i = 0; i < 50 && rmdir(dir); i++)
-		t_sleep_ms(20);
-	T_OK(umount2(mnt, MNT_DETACH));
+	cg_close();
 }
 
 /* What is held does not fill the socket's receive buffer. */
@@ -725,23 +703,11 @@ ROLE(leaves)
 /* More than the cgroup may have: an error that loses nothing, or the cgroup's own end for its process. */
 T(memory_limit)
 {
-	char mnt[PATH_MAX], dir[PATH_MAX], path[PATH_MAX], printk[64];
+	char printk[64];
 	pid_t pid;
 	int status;
 
-	T_OK(mkdir(t_path(mnt, "cgroup"), 0755));
-	if (mount("none", mnt, "cgroup2", 0, NULL))
-		t_skip("no cgroup2");
-	snprintf(path, sizeof(path), "%.4000s/cgroup.subtree_control", mnt);
-	t_put(path, "+memory");
-	snprintf(dir, sizeof(dir), "%.4000s/limit-%d", mnt, getpid());
-	T_OK(mkdir(dir, 0755));
-	snprintf(path, sizeof(path), "%.4000s/memory.max", dir);
-	if (t_put(path, "6M")) {
-		rmdir(dir);
-		t_skip("no memory controller");
-	}
-	snprintf(path, sizeof(path), "%.4000s/cgroup.procs", dir);
+	cg_open("6M");
 	/* An out-of-memory report has a call trace, which looks like a complaint about the kernel. */
 	T_OK(t_get("/proc/sys/kernel/printk", printk, sizeof(printk)));
 	T_OK(t_put("/proc/sys/kernel/printk", "4"));
@@ -750,7 +716,7 @@ T(memory_limit)
 		static char buf[65536];
 		int writer[2];
 
-		T_OK(t_put(path, "0"));
+		cg_enter();
 		for (int f = 0; f < 12; f++) {
 			open_unix(writer);
 			T_OK(fcntl(writer[1], F_SETFL, O_NONBLOCK));
@@ -780,9 +746,7 @@ T(memory_limit)
 		T_EXITED(status, 7);
 	else
 		T_KILLED(status, SIGKILL);
-	for (int i = 0; i < 50 && rmdir(dir); i++)
-		t_sleep_ms(20);
-	T_OK(umount2(mnt, MNT_DETACH));
+	cg_close();
 }
 
 /* ---- io_uring ---- */

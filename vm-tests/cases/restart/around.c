@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 /* What surrounds a restart: tracers, PID namespaces, memory limits, tracepoints, many processes at once. */
 #include "gen.h"
+#include "../lib/cgroup.h"
 
-#include <sys/mount.h>
 #include <sys/ptrace.h>
 
 /* ---- a tracer ---- */
@@ -111,12 +111,6 @@ T(pid_namespace)
 
 /* ---- memory cgroup ---- */
 
-static char *cgroup(char *buf, const char *file)
-{
-	snprintf(buf, PATH_MAX, "%s/cgroup/test-%d/%s", t_tmpdir(), getpid(), file);
-	return buf;
-}
-
 ROLE(limited)
 {
 	size_t size = 20 << 20;
@@ -132,33 +126,19 @@ ROLE(limited)
 
 T(memory_limit)
 {
-	char path[PATH_MAX], text[256];
+	char text[256];
 
-	snprintf(path, sizeof(path), "%s/cgroup", t_tmpdir());
-	T_OK(mkdir(path, 0755));
-	if (mount("none", path, "cgroup2", 0, NULL))
-		t_skip("no cgroup2");
-	t_put(strcat(path, "/cgroup.subtree_control"), "+memory");
-	T_OK(mkdir(cgroup(path, ""), 0755));
-	if (t_put(cgroup(path, "memory.max"), "40M")) {
-		rmdir(cgroup(path, ""));
-		t_skip("no memory controller");
-	}
-	t_put(cgroup(path, "memory.swap.max"), "0");
 	/* 20 MB in each of 11 generations, of 40: the old image goes before the new one grows, and leaks nothing. */
-	cgroup(path, "cgroup.procs");
+	cg_open("40M");
 	T_CHILD {
-		T_OK(t_put(path, "0"));
+		cg_enter();
 		t_register("limited", NULL);
 		t_crash();
 	}
-	T_OK(t_get(cgroup(path, "memory.events"), text, sizeof(text)));
+	T_OK(t_get(cg_path("memory.events"), text, sizeof(text)));
 	T_EXPECT(strstr(text, "oom_kill 0\n"));
-	T_OK(t_get(cgroup(path, "memory.peak"), text, sizeof(text)));
-	T_RANGE(atol(text), 20 << 20, 40 << 20);
-	T_OK(rmdir(cgroup(path, "")));
-	snprintf(path, sizeof(path), "%s/cgroup", t_tmpdir());
-	T_OK(umount(path));
+	T_RANGE(cg_get("memory.peak"), 20 << 20, 40 << 20);
+	cg_close();
 }
 
 /* ---- tracepoints ---- */
