@@ -36,7 +36,8 @@
 #define LISTENER	UINT32_MAX	/* epoll data; a slot number otherwise */
 #define TURN		32		/* steps of one connection before the others get their turn */
 #define CHUNK		(128 * 1024)	/* of a file, in one step */
-#define LINGER_S	2		/* how long to read on after an answer that closes the connection */
+#define CHECK_MS	1000		/* between two looks at the deadlines */
+#define LINGER_MS	2000		/* how long to read on after an answer that closes the connection */
 
 /* What can be lost: it is rebuilt from the state area and the kernel's counts. */
 struct conn {
@@ -58,7 +59,7 @@ static struct state_area *state;
 static struct global_state_var *g;	/* = &state->global */
 static struct conn *conns;
 static int *free_slots, num_free;
-static int64_t now;
+static int64_t now;			/* in ms */
 static bool accept_paused;
 
 static void say(const char *format, ...)
@@ -84,7 +85,7 @@ static int64_t monotonic_ns(void)
 
 static void update_time(void)
 {
-	now = monotonic_ns() / 1000000000;
+	now = monotonic_ns() / 1000000;
 }
 
 static struct conn *conn_of(const struct httpd_state_var *v)
@@ -172,7 +173,7 @@ static void take_slot(int fd)
 	memset(v, 0, sizeof(*v));
 	v->conn_fd = fd;
 	v->file_fd = -1;
-	conn_of(v)->deadline = now + opt.timeout;
+	conn_of(v)->deadline = now + 1000 * opt.timeout;
 	if (v - state->conn >= g->slots_used)
 		g->slots_used = v - state->conn + 1;
 	g->num_connects++;
@@ -276,7 +277,7 @@ static bool read_request(struct httpd_state_var *v)
 		if (n <= 0)
 			return close_connection(v);
 		if (!kept)
-			c->deadline = now + opt.timeout;	/* for the whole request */
+			c->deadline = now + 1000 * opt.timeout;	/* for the whole request */
 		c->released += c->done;
 		c->done = 0;
 		c->len = kept + n;
@@ -307,7 +308,7 @@ static bool send_response(struct httpd_state_var *v)
 	}
 	if (n <= 0)			/* the client has gone, or the file has become shorter */
 		return close_connection(v);
-	c->deadline = now + opt.timeout;
+	c->deadline = now + 1000 * opt.timeout;
 	if (v->conn_stage != SOME_RESPONSE_SENT)
 		enter(v, SOME_RESPONSE_SENT);
 	return true;
@@ -317,12 +318,12 @@ static bool finish_response(struct httpd_state_var *v)
 {
 	drop_file(v);
 	if (v->keep_alive) {
-		conn_of(v)->deadline = now + opt.timeout;
+		conn_of(v)->deadline = now + 1000 * opt.timeout;
 		enter(v, CONNECTION_ACCEPTED);
 	} else {
 		/* A close with input unread would reset the connection, and the client might lose the answer. */
 		shutdown(v->conn_fd, SHUT_WR);
-		conn_of(v)->deadline = now + LINGER_S;
+		conn_of(v)->deadline = now + LINGER_MS;
 		enter(v, CONNECTION_CLOSING);
 	}
 	return true;
@@ -436,7 +437,7 @@ static void loop(void)
 		int n;
 
 		update_listener();
-		n = epoll_pwait(g->epoll_fd, events, 64, g->num_connects || accept_paused ? 1000 : -1, &none);
+		n = epoll_pwait(g->epoll_fd, events, 64, g->num_connects || accept_paused ? CHECK_MS : -1, &none);
 		update_time();
 		for (int i = 0; i < n; i++) {
 			uint32_t slot = events[i].data.u32;
@@ -446,7 +447,7 @@ static void loop(void)
 			else if (slot < (uint32_t)g->slots_used && state->conn[slot].conn_stage != SLOT_FREE)
 				serve(&state->conn[slot]);
 		}
-		if (now != checked || g->stopping) {
+		if (now >= checked + CHECK_MS || g->stopping) {
 			check_deadlines();
 			checked = now;
 		}
@@ -605,7 +606,7 @@ static void recover_connection(struct httpd_state_var *v, int suspect_fd)
 	}
 	c->released = log.released;
 	c->written = log.written;
-	c->deadline = now + (v->conn_stage == CONNECTION_CLOSING ? LINGER_S : opt.timeout);
+	c->deadline = now + (v->conn_stage == CONNECTION_CLOSING ? LINGER_MS : 1000 * opt.timeout);
 
 	/* The roll-back of Figure 12. */
 	if (v->conn_stage < EXPNFILENAME_RECORDED)
