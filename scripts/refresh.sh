@@ -16,7 +16,7 @@ while [[ $# -gt 0 ]]; do
 	esac
 done
 need git
-lock kernel
+lock series
 [[ -e $tree/.git ]] || die "$(short "$tree") is not a git tree: run ./build.sh patch first"
 git -C "$tree" rev-parse -q --verify "$base^{commit}" >/dev/null || die "$(short "$tree") has no commit $base"
 [[ -z $(git -C "$tree" status --porcelain --untracked-files=no | head -n 1) ]] ||
