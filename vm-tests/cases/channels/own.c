@@ -372,6 +372,58 @@ T(waiters_are_woken)
 	}
 }
 
+/* Readers that were too late, and wait again, hold up neither a restart nor a look at the file. */
+ROLE(not_held_up)
+{
+	struct io_log log;
+
+	T_EQ(x_getiolog(RD, &log), 0);
+	t_word[0] = 2;
+	return 0;
+}
+
+T(late_readers)
+{
+	for_each_kind(k, ~0) {
+		pid_t readers[3], holder;
+		struct io_log log;
+		char c;
+
+		open_at(k, RD, WR);
+		t_word[0] = 0;
+		holder = t_fork();
+		if (!holder) {
+			T_EQ(x_hread(RD, &c, 1, 0), 1);
+			t_register("not_held_up", NULL);
+			t_word[0] = 1;
+			for (;;)
+				pause();
+		}
+		T_ASSERT(write(WR, "a", 1) == 1);
+		while (!t_word[0])
+			t_sleep_ms(1);
+		for (int i = 0; i < 3; i++) {
+			readers[i] = t_fork();
+			if (!readers[i]) {
+				while (x_hread(RD, &c, 1, 1) == 1)
+					;
+				_exit(1);
+			}
+		}
+		for (int i = 0; i < 30; i++) {
+			T_ASSERT(write(WR, "b", 1) == 1);
+			t_sleep_ms(3);
+		}
+		T_EQ(x_getiolog(RD, &log), 0);
+		T_EQ(log.read, 31);
+		T_OK(kill(holder, SIGSEGV));
+		T_EXITED(t_wait(holder), 0);
+		T_EQ(t_word[0], 2);
+		for (int i = 0; i < 3; i++)
+			t_reap(readers[i]);
+	}
+}
+
 /* ---- threads ---- */
 
 enum { THREADS = 4, BYTES = 200000 };
@@ -448,6 +500,56 @@ T_LIMIT(threads_share_a_file, 60)
 		T_EXPECT(thread_reads > THREADS);
 		close(shared[0]);
 	}
+}
+
+static pthread_barrier_t barrier;
+
+static void *first_user(void *arg)
+{
+	char buf[8];
+
+	for (;;) {
+		pthread_barrier_wait(&barrier);
+		if (shared[0] < 0)
+			return arg;
+		if (arg) {
+			if (x_lwrite(shared[0], "x", 1) != 1)
+				T_ERR(-1, 0);
+		} else {
+			/* Refused: unread. Then the plain way. */
+			if (x_hread_nowait(shared[0], buf, 8, 6) != -1 || errno != EINVAL)
+				T_ERR(-1, EINVAL);
+			if (read(shared[0], buf, 8) != 5)
+				T_EQ(errno, 0);
+		}
+		pthread_barrier_wait(&barrier);
+	}
+}
+
+/* Two threads are the first ones to use a file, at the same time. */
+T(first_users_race)
+{
+	uint64_t end = t_now_ns() + 1000000000ull;
+	pthread_t t[2];
+	long rounds = 0;
+
+	pthread_barrier_init(&barrier, NULL, 3);
+	for (long i = 0; i < 2; i++)
+		T_ASSERT(!pthread_create(&t[i], NULL, first_user, (void *)i));
+	for (; t_now_ns() < end; rounds++) {
+		open_unix(shared);
+		feed(shared[1], 5, 0);
+		pthread_barrier_wait(&barrier);
+		pthread_barrier_wait(&barrier);
+		T_IOLOG(shared[0], 5, 5, 0, 1);
+		close(shared[0]);
+		close(shared[1]);
+	}
+	shared[0] = -1;
+	pthread_barrier_wait(&barrier);
+	for (int i = 0; i < 2; i++)
+		pthread_join(t[i], NULL);
+	t_note("%ld rounds", rounds);
 }
 
 static void *faults_soon(void *arg)
@@ -640,6 +742,36 @@ T_LIMIT(memory, 60)
 			T_EXPECT(after < before + MUCH / 4);
 			t_note("%s: %d KiB held cost %ld KiB, %ld KiB after the last close", k->name, MUCH / 1024,
 			       (during - before) / 1024, (after - before) / 1024);
+		}
+	}
+	cg_close();
+}
+
+/* Bytes that come one by one cost little more than bytes that come together. */
+T(small_pieces)
+{
+	enum { BYTES_HELD = 20000 };
+
+	cg_open("max");
+	T_CHILD {
+		cg_enter();
+		for_each_kind(k, STREAM) {
+			long before = cg_get("memory.current");
+			char buf[64];
+			int fd[2];
+
+			if (k->flags & TTY)
+				continue;
+			k->open(fd);
+			for (int i = 0; i < BYTES_HELD / 2; i++) {
+				T_ASSERT(write(fd[1], "ab", 2) == 2);
+				if (x_hread(fd[0], buf, 1, 0) != 1 || x_hread(fd[0], buf, 64, 0) != 1)
+					T_EQ(errno, 0);
+			}
+			T_IOLOG(fd[0], BYTES_HELD, 0, 0, 0);
+			T_RANGE(cg_get("memory.current") - before, LONG_MIN, 10 * BYTES_HELD + (1 << 20));
+			close(fd[0]);
+			close(fd[1]);
 		}
 	}
 	cg_close();
