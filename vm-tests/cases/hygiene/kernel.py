@@ -38,12 +38,13 @@ def base() -> str:
 def checkout_base() -> None:
     """Puts the tree on the unpatched kernel; unchanged files keep their times, so that objects stay valid."""
     commit = base()
-    if TREE.exists() and not (TREE / ".git").exists():
-        shutil.rmtree(TREE)
-    if not TREE.exists():
+    try:
+        git("fetch", "-q", "--tags", "--force", "origin")
+    except (RuntimeError, OSError):
+        # No tree yet, or one that borrows from a build/linux that has been made anew since
+        shutil.rmtree(TREE, ignore_errors=True)
         TREE.parent.mkdir(parents=True, exist_ok=True)
         output("git", "clone", "-q", "--shared", "--no-checkout", SOURCE, TREE)
-    git("fetch", "-q", "--tags", "--force", "origin")
     git("checkout", "-q", "--force", "--detach", commit)
     git("clean", "-qfd")
 
