@@ -107,7 +107,7 @@ def prefixes() -> Iterator[str]:
             yield str(error)
             return
         stamp = fingerprint(patches[:number])
-        if stamp in done:
+        if stamp in done or all(f.startswith(("tools/", "Documentation/")) or f == "MAINTAINERS" for f in files_of(patch)):
             continue
         shared, own = targets(patch)
         try:
