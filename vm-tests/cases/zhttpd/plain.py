@@ -8,10 +8,11 @@ import resource
 import select
 import signal
 import subprocess
+import sys
 import tempfile
 import time
 
-from web import DEBUG, LIMIT_S, Client, Root, Server, case, main
+from web import BIG, DEBUG, LIMIT_S, Client, Root, Server, case, main
 
 GET = b"GET %s HTTP/1.1\r\nHost: t\r\n\r\n"
 
@@ -214,7 +215,7 @@ def persistence(root: Root) -> None:
 def pipelining(root: Root) -> None:
     """pipelined requests, at once and byte by byte, are answered in order"""
     names = ["small.txt", "none", "empty.txt", "index.html", "middle.bin"]
-    count = 40 if DEBUG else 200
+    count = 200
     with Server(root) as s, Client(s) as c:
         c.send(b"".join(GET % f"/{names[i % 5]}".encode() for i in range(count)))
         for i in range(count):
@@ -251,7 +252,7 @@ def timeouts(root: Root) -> None:
                 received += len(data)
         except ConnectionResetError:
             pass
-        assert received < 5_000_000
+        assert received < BIG
 
 
 @case
@@ -286,11 +287,11 @@ def limit(root: Root) -> None:
             raise AssertionError("the third of two connections was served")
         except TimeoutError:
             third.sock.settimeout(LIMIT_S)
-        assert second.take(5_000_000) == root.files["big.bin"]
+        assert second.take(BIG) == root.files["big.bin"]
         assert second.at_end()
         second.sock.close()
         assert third.response().body == root.files["small.txt"]
-        assert first.take(5_000_000) == root.files["big.bin"]
+        assert first.take(BIG) == root.files["big.bin"]
         first.sock.close()
         third.sock.close()
 
@@ -340,7 +341,7 @@ def stopping(root: Root) -> None:
             c.head()
             s.process.send_signal(signal.SIGTERM)
             assert idle.at_end()
-            assert c.take(5_000_000) == root.files["big.bin"]
+            assert c.take(BIG) == root.files["big.bin"]
             assert c.at_end()
             assert s.process.wait(LIMIT_S) == 0
             assert not os.path.exists(pid_file)
@@ -383,7 +384,7 @@ def curl(root: Root) -> None:
         assert run(f"{url}/big.bin") == root.files["big.bin"]
         part = f"{tmp}/part"
         with open(part, "wb") as f:
-            f.write(root.files["big.bin"][:1_234_567])
+            f.write(root.files["big.bin"][:234_567])
         run("-C", "-", "-o", part, f"{url}/big.bin")
         assert open(part, "rb").read() == root.files["big.bin"]
         assert b"Content-Length: 1000\r\n" in run("-I", f"{url}/small.txt")
@@ -396,7 +397,7 @@ def curl(root: Root) -> None:
 @case
 def ab(root: Root) -> None:
     """ab: no request fails, with and without keep-alive"""
-    count = 200 if DEBUG else 1000
+    count = 1000
     with Server(root) as s:
         for keep in ([], ["-k"]):
             out = subprocess.run(["ab", "-q", *keep, "-n", str(count), "-c", "8", f"http://127.0.0.1:{s.port}/small.txt"],
@@ -406,4 +407,7 @@ def ab(root: Root) -> None:
 
 
 if __name__ == "__main__":
+    if DEBUG:
+        print("1..0 # SKIP the kernel's checkers see nothing here that they do not see in faults.py")
+        sys.exit(0)
     main()

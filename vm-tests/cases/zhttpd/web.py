@@ -17,8 +17,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
-LIMIT_S = 60        # on everything that is waited for: a hang is a failure, not a wait
 DEBUG = os.environ.get("PERDURE_PROFILE") == "debug"    # many times slower: smaller counts
+LIMIT_S = 300 if DEBUG else 60      # on everything that is waited for: a hang is a failure, not a wait
+BIG = 1_000_000 if DEBUG else 5_000_000
 
 
 def content(name: str, size: int) -> bytes:
@@ -33,7 +34,7 @@ class Root:
         os.chmod(self.path, 0o755)
         self.files = {"index.html": b"<title>root</title>\n", "sub/index.html": b"sub\n", "empty.txt": b"",
                       "small.txt": content("small", 1000), "middle.bin": content("middle", 100_000),
-                      "big.bin": content("big", 5_000_000), "a b%20.txt": b"name\n"}
+                      "big.bin": content("big", BIG), "a b%20.txt": b"name\n"}
         for name, data in self.files.items():
             file = self.path / name
             file.parent.mkdir(exist_ok=True)
@@ -48,7 +49,8 @@ class Server:
                  preexec: Callable[[], None] | None = None) -> None:
         path = shutil.which(program)
         assert path, f"{program} is not in PATH: run ./build.sh userspace"
-        self.process = subprocess.Popen([path, "-p", "0", "-a", "127.0.0.1", "-d", str(root.path), *options],
+        self.process = subprocess.Popen([path, "-p", "0", "-a", "127.0.0.1", "-d", str(root.path),
+                                         "-t", str(LIMIT_S), *options],
                                         stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
                                         text=True, env={**os.environ, **(env or {})}, preexec_fn=preexec)
         self.pid = self.process.pid
