@@ -64,7 +64,7 @@ build() {
 	cat "${fragments[@]}" >"$out/perdure-fragment"
 	make=(make -C "$source" O="$out" ARCH=x86_64 CC="$cc" HOSTCC="gcc" -j"$(nproc)"
 		KBUILD_BUILD_TIMESTAMP='2025-01-01 00:00:00 +0000' KBUILD_BUILD_USER=perdure KBUILD_BUILD_HOST=perdure
-		KBUILD_BUILD_VERSION=1 LOCALVERSION="-$name")
+		KBUILD_BUILD_VERSION=1 LOCALVERSION="-${name#perdure-}") # "perdure" comes with the series
 	"${make[@]}" -s KCONFIG_ALLCONFIG="$out/perdure-fragment" allnoconfig
 	# The last fragment that names an option decides
 	unmet=$(awk -v config="$out/.config" '

@@ -19,7 +19,7 @@ CASES = vm.TOP / "vm-tests" / "cases"
 RUNNER = vm.TOP / "vm-tests" / "lib" / "cases.py"
 PROFILES = ("vm", "off", "debug")
 SCALE = {"vm": 1, "off": 1, "debug": 5}     # of the time limits: the checkers are slow
-MEMORY = {"vm": "1G", "off": "1G", "debug": "3G"}
+MEMORY = {"vm": "1G", "off": "1G", "debug": "2G"}
 TAIL = 15                                   # lines shown of a failed case
 HOST = "host"
 
@@ -225,7 +225,7 @@ def execute(run: Run, vmlinux: Path | None) -> ktap.Verdict:
 
     console = run.log.with_suffix(".console")
     machine = vm.Machine(vmlinux or vm.BUILD / "kernel" / run.place / "vmlinux", console, MEMORY[run.profile],
-                         timeout=limit + 120 * scale, boot_timeout=120)
+                         timeout=limit + 120 * scale)
     job = vm.Job(argv, str(run.suite.directory), vm.environment(**env, PERDURE_GUEST="1"))
     errors = bytearray()
     result = vm.run(job, machine, report.feed, errors.extend)
