@@ -664,6 +664,22 @@ T(held_bytes_max)
 		T_EQ(x_hread(fd[0], NULL, 0, 6000), 0);
 		GET_ALL(fd[0], 10, 6000, 0);
 	}
+	/* Small ones count 256 bytes each, since that is what they cost at least. */
+	for_each_kind(k, DGRAM) {
+		char buf[8];
+		int fd[2];
+
+		k->open(fd);
+		for (int i = 0; i < 16; i++) {
+			feed(fd[1], 1, i);
+			GET_ALL(fd[0], 1, i, 0);
+		}
+		feed(fd[1], 1, 16);
+		T_ERR(x_hread_nowait(fd[0], buf, 8, 0), ENOBUFS);
+		T_EQ(x_hread(fd[0], NULL, 0, 1), 0);
+		GET_ALL(fd[0], 1, 16, 0);
+		T_IOLOG(fd[0], 17, 1, 0, 0);
+	}
 	T_OK(t_sysctl("held_bytes_max", 1048576));
 }
 

@@ -13,6 +13,7 @@
 enum { STATE_FD = 30, RECORDS = 1 << 16, SERVICES = 3 };
 
 struct state {
+	_Atomic unsigned int registered;	/* services */
 	_Atomic unsigned int sent;		/* records */
 	_Atomic int quit, busy[SERVICES];
 	_Atomic unsigned char done[RECORDS];
@@ -107,9 +108,13 @@ static void play(const char *name)
 			char nr[4] = { '0' + i };
 
 			t_register("service", name, nr, NULL);
+			s->registered++;
 			t_crash();
 		}
 	}
+	/* Before that, a fault would kill. */
+	while (s->registered < SERVICES && !t_shared->failed)
+		t_sleep_ms(1);
 	end = t_now_ns() + (seconds ? atof(seconds) : 2) * 1000000000ull;
 	while (t_now_ns() < end && !t_shared->failed) {
 		uint32_t records[16], first = s->sent, n = 1 + t_rand(&seed) % 16;
