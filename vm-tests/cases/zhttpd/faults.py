@@ -275,7 +275,7 @@ def under_ab(root: Root) -> None:
                                    f"http://127.0.0.1:{s.port}/small.txt"], stdout=subprocess.PIPE, text=True)
             while ab.poll() is None:
                 s.fault()
-                time.sleep(random.uniform(0, 0.1))
+                time.sleep(random.uniform(0, 2 if DEBUG else 0.1))
             assert ab.stdout
             out = ab.stdout.read()
             print(f"# {s.generations() - 1} faults, {count} requests {' '.join(keep)}")
@@ -405,4 +405,6 @@ def switched_off(root: Root) -> None:
 
 if __name__ == "__main__":
     sysctl("min_interval_ms", 0)
+    if DEBUG:       # a big file must be bigger than what a socket buffers
+        Path("/proc/sys/net/ipv4/tcp_wmem").write_text("4096 16384 131072")
     main()
