@@ -25,7 +25,7 @@ def build(log: Path) -> bool:
         make.append("CC=ccache gcc")
     with open(log, "w") as out:
         return all(subprocess.run([*make, *goal], cwd=TREE, stdin=subprocess.DEVNULL, stdout=out, stderr=out).returncode == 0
-                   for goal in ([f"KCONFIG_ALLCONFIG={fragment}", "allnoconfig"], ["KCFLAGS=-Werror", "vmlinux"]))
+                   for goal in ([f"KCONFIG_ALLCONFIG={fragment}", "allnoconfig"], ["vmlinux"]))
 
 
 def boots(console: Path) -> bool:
