@@ -300,8 +300,8 @@ def limits_kept(root: Root) -> None:
         c.get("/big.bin")
         c.head()
         s.process.send_signal(signal.SIGTERM)
-        with suppress(ConnectionRefusedError):
-            while True:             # until it has seen it
+        with suppress(ConnectionRefusedError, ConnectionResetError):
+            while True:             # until it has seen it; a reset: while it closed the socket
                 Client(s).sock.close()
                 time.sleep(0.01)
         s.fault()
