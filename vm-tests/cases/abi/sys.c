@@ -1,9 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 /* What surrounds the calls: sysctls, the switch, seccomp filters, other users, 32-bit callers. */
+#include "../lib/seccomp.h"
 #include "../lib/t.h"
-
-#include <linux/filter.h>
-#include <linux/seccomp.h>
 
 static char *args[] = { "prog", NULL };
 
@@ -141,29 +139,14 @@ T(switched_off_faults_kill)
 	T_OK(t_sysctl("enabled", 1));
 }
 
-static void filter(int err)
-{
-	struct sock_filter code[] = {
-		BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr)),
-		BPF_JUMP(BPF_JMP | BPF_JGE | BPF_K, NR_reregist, 0, 2),
-		BPF_JUMP(BPF_JMP | BPF_JGT | BPF_K, NR_lsendfile, 1, 0),
-		BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | err),
-		BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
-	};
-	struct sock_fprog prog = { ARRAY_LEN(code), code };
-
-	T_OK(prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0));
-	T_OK(prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &prog));
-}
-
 TV(seccomp)
 {
 	T_CHILD {
-		filter(EPERM);
+		answer_calls(EPERM);
 		all_calls(EPERM);
 	}
 	T_CHILD {
-		filter(ENOSYS);
+		answer_calls(ENOSYS);
 		all_calls(ENOSYS);
 	}
 	all_calls(0);

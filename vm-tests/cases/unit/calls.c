@@ -3,10 +3,9 @@
  * This test checks what libperdure's functions hand to the kernel and what they make of its answer.
  * It needs no kernel of ours: seccomp answers in its place, and ptrace listens.
  */
+#include "../lib/seccomp.h"
 #include "../lib/t.h"
 
-#include <linux/filter.h>
-#include <linux/seccomp.h>
 #include <perdure.h>
 #include <stddef.h>
 #include <sys/ptrace.h>
@@ -77,22 +76,6 @@ static long invoke(size_t i)
 	}
 }
 
-/* From now on the kernel answers all our calls with err. */
-static void answer(int err)
-{
-	struct sock_filter f[] = {
-		BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr)),
-		BPF_JUMP(BPF_JMP | BPF_JGE | BPF_K, NR_reregist, 0, 2),
-		BPF_JUMP(BPF_JMP | BPF_JGT | BPF_K, NR_lsendfile, 1, 0),
-		BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | err),
-		BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
-	};
-	struct sock_fprog prog = { ARRAY_LEN(f), f };
-
-	T_OK(prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0));
-	T_OK(prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &prog));
-}
-
 T(enosys_without_the_calls)
 {
 	if (syscall(NR_getreginfo, NULL, 0, GETREGINFO_VERSION) != -1 || errno != ENOSYS)
@@ -107,7 +90,7 @@ T(errors_become_errno)
 
 	for (size_t e = 0; e < ARRAY_LEN(errors); e++) {
 		T_CHILD {
-			answer(errors[e]);
+			answer_calls(errors[e]);
 			for (size_t i = 0; i < ARRAY_LEN(calls); i++) {
 				errno = 0;
 				if (!T_EQ(invoke(i), -1) || !T_EQ(errno, errors[e]))
@@ -119,7 +102,7 @@ T(errors_become_errno)
 
 T(success_leaves_errno)
 {
-	answer(0);
+	answer_calls(0);
 	for (size_t i = 0; i < ARRAY_LEN(calls); i++) {
 		errno = 4711;
 		if (!T_EQ(invoke(i), 0) || !T_EQ(errno, 4711))
