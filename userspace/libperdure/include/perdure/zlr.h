@@ -47,6 +47,15 @@
 #define HREAD_NOWAIT		(1U << 0)
 
 /**
+ * DOC: semop flags
+ *
+ * %SEM_RECOVER
+ *     In sem_flg, together with %SEM_UNDO and a negative sem_op: take over
+ *     what the process held of the semaphore when it was restarted.
+ */
+#define SEM_RECOVER		0x2000
+
+/**
  * struct reg_info - Registration and last restart of the calling process
  *
  * Argument of getreginfo().  While @generation is 1 there has been no restart:
