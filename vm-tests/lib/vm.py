@@ -49,6 +49,14 @@ class Machine:
     icount: bool = False
     timeout: float | None = None
     boot_timeout: float = 300
+    drives: list["Drive"] = field(default_factory=list)
+
+
+@dataclass
+class Drive:
+    """A disk of the guest, /dev/vda and so on; what it reads in a second may be limited."""
+    file: Path
+    read_rate: int = 0      # bytes; 0: no limit
 
 
 @dataclass
@@ -162,6 +170,11 @@ def command_line(job: Job, machine: Machine, accel: str, initrd: str, ports: dic
     for number, path in enumerate(job.rw):
         args += ["-fsdev", f"local,id=rw{number},path={path},security_model=none,multidevs=remap",
                  "-device", f"virtio-9p-pci,fsdev=rw{number},mount_tag=rw{number}"]
+    for number, drive in enumerate(machine.drives):
+        limit = f",throttling.bps-read={drive.read_rate}" if drive.read_rate else ""
+        # Nothing on it outlives the run: the host need not write it out
+        args += ["-drive", f"file={drive.file},format=raw,if=none,id=drive{number},cache=unsafe{limit}",
+                 "-device", f"virtio-blk-pci,drive=drive{number}"]
     for number, fd in ports.items():
         device = "virtconsole" if number == 0 else "virtserialport"
         args += ["-chardev", f"socket,id=port{number},fd={fd}",

@@ -1,0 +1,240 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: GPL-2.0-or-later
+"""Checkpoints and restores a process that knows its memory, and damages checkpoints."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+
+SLOW = 6 if os.environ.get("PERDURE_PROFILE") == "debug" else 1
+TARGET = Path(os.environ["PERDURE_BUILD"]) / "userspace/vm-tests/cases/frem/frem-target"
+LAZY = os.path.exists("/proc/self/lazy_loader")
+MEGABYTES = 8
+
+cases: list[Callable[[Path], None]] = []
+
+
+def case(function: Callable[[Path], None]) -> Callable[[Path], None]:
+    cases.append(function)
+    return function
+
+
+def frem(*args: str, status: int = 0) -> tuple[dict, str]:
+    """What it says as JSON, and to the user."""
+    done = subprocess.run(["frem", *args], stdin=subprocess.DEVNULL, capture_output=True, text=True)
+    assert done.returncode == status, (args, done.returncode, done.stdout, done.stderr)
+    text = done.stdout.strip().splitlines()
+    return (json.loads(text[-1]) if "--json" in args and text else {}), done.stderr + done.stdout
+
+
+def wait(what: str, check: Callable[[], object], limit: float = 30) -> None:
+    end = time.monotonic() + limit * SLOW
+    while not check():
+        assert time.monotonic() < end, f"{what}: not within {limit * SLOW} s"
+        time.sleep(0.02)
+
+
+class Target:
+    def __init__(self, place: Path, children: int = 0) -> None:
+        self.place = place / "state"
+        self.place.mkdir()
+        self.count = children + 1
+        # A session of its own, as a daemon has
+        self.process = subprocess.Popen([TARGET, str(self.place), str(MEGABYTES), str(children)], start_new_session=True,
+                                        stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        self.pid = self.process.pid
+        wait("the target works", lambda: all(self.rounds(n) for n in range(self.count)))
+
+    def rounds(self, number: int = 0) -> tuple[int, ...]:
+        try:
+            return tuple(map(int, (self.place / str(number)).read_text().split()))
+        except FileNotFoundError:
+            return ()
+
+    def end(self) -> None:
+        try:
+            os.killpg(self.pid, signal.SIGKILL)
+        except ProcessLookupError:
+            pass
+        if self.process.poll() is None:
+            self.process.wait()
+        wait("all are gone", lambda: not os.path.exists(f"/proc/{self.pid}"))
+
+    def check(self) -> None:
+        """It goes on, threads and all, and all of its memory is right."""
+        before = [self.rounds(n) for n in range(self.count)]
+        wait("it goes on", lambda: all(len(now := self.rounds(n)) == 2 and now[0] > before[n][0] and
+                                       now[1] > before[n][1] for n in range(self.count)))
+        (self.place / "check").touch()
+        wait("it compares", lambda: all((self.place / f"{n}.checked").exists() for n in range(self.count)))
+        for n in range(self.count):
+            wait("it has compared", lambda: (self.place / f"{n}.checked").read_text())
+            wrong = (self.place / f"{n}.checked").read_text()
+            assert wrong == "0\n", f"process {n}: {wrong.strip()} words are wrong"
+
+
+@case
+def one(place: Path) -> None:
+    """a process is checkpointed, goes on, dies, and is restored"""
+    target = Target(place)
+    taken, _ = frem("checkpoint", str(target.pid), "--dir", str(place / "c"), "--json", "--window", "1")
+    assert taken["tracked"], taken
+    assert taken["bytes"] >= MEGABYTES << 20, taken
+    # A sixteenth, and one page in 64
+    share = taken["touched_bytes"] / (MEGABYTES << 20)
+    assert 0.07 < share < 0.12, taken
+    before = target.rounds()
+    wait("it goes on", lambda: target.rounds() > before)
+    target.end()
+    frem("verify", "--dir", str(place / "c"))
+    result, text = frem("restore", "--dir", str(place / "c"), "--json")
+    if LAZY:
+        loader = result["loader"]
+        assert result["mode"] == "lazy" and loader["state"] == "complete", result
+        assert loader["by_load"] * 4096 >= taken["touched_bytes"] * 0.9, (loader, taken)
+        assert loader["missing"] == 0 and loader["total"] * 4096 >= MEGABYTES << 20, loader
+        accounted = sum(loader[key] for key in ("removed", "by_fault", "by_around", "by_load", "by_background"))
+        assert accounted == loader["total"], loader
+    else:
+        assert result["mode"] == "plain" and "lazy loader" in text, (result, text)
+    target.check()
+    target.end()
+
+
+@case
+def tree(place: Path) -> None:
+    """a process with children and threads is restored, by CRIU alone, too"""
+    target = Target(place, children=2)
+    taken, _ = frem("checkpoint", str(target.pid), "--dir", str(place / "c"), "--json", "--window", "0.5")
+    assert taken["tracked"] and taken["bytes"] >= 3 * MEGABYTES << 20, taken
+    shown, _ = frem("stat", str(place / "c"), "--json")
+    assert shown["processes"] == 3 and shown["touched_bytes"] == taken["touched_bytes"], shown
+    target.end()
+    result, text = frem("restore", "--dir", str(place / "c"), "--json", "--plain")
+    assert result["mode"] == "plain" and "asked for" in text, (result, text)
+    target.check()
+    target.end()
+    (target.place / "check").unlink()
+    for path in target.place.glob("*.checked"):
+        path.unlink()
+    result, _ = frem("restore", "--dir", str(place / "c"), "--json")
+    assert result["mode"] == ("lazy" if LAZY else "plain"), result
+    target.check()
+    target.end()
+
+
+@case
+def periodic(place: Path) -> None:
+    """checkpoints at intervals: the window adapts, old ones go, the last is restored"""
+    target = Target(place)
+    done = subprocess.run(["frem", "checkpoint", str(target.pid), "--dir", str(place / "c"), "--every", "3", "--count", "3",
+                           "--rate", "8", "--max-window", "20", "--json"], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    first, second, third = map(json.loads, done.stdout.splitlines())
+    # Equation (1), then (2); the interval bounds both
+    assert abs(first["window_s"] - min(3, first["bytes"] / 8e6)) < 1 * SLOW, first
+    expected = second["bytes"] / (8e6 + first["touched_bytes"] / first["window_s"])
+    assert expected < second["bytes"] / 8e6 and abs(second["window_s"] - min(3, expected)) < 1 * SLOW, (first, second)
+    assert sorted(path.name for path in (place / "c").iterdir()) == ["000002", "000003", "latest"]
+    target.end()
+    frem("restore", "--dir", str(place / "c" / "latest"))
+    target.check()
+    target.end()
+
+
+@case
+def in_a_cgroup(place: Path) -> None:
+    """the process tree of a cgroup is found"""
+    cgroup = Path("/sys/fs/cgroup/frem-test")
+    cgroup.mkdir()
+    target = Target(place)
+    _, text = frem("checkpoint", "--cgroup", "/frem-test", "--dir", str(place / "c"), status=1)
+    assert "has 0 process trees" in text, text
+    (cgroup / "cgroup.procs").write_text(str(target.pid))
+    taken, _ = frem("checkpoint", "--cgroup", "/frem-test", "--dir", str(place / "c"), "--kill", "--json")
+    assert taken["pid"] == target.pid and not taken["tracked"], taken
+    target.process.wait()
+    cgroup.rmdir()
+
+
+@case
+def refusals(place: Path) -> None:
+    """what cannot be done is refused with what to do about it"""
+    target = Target(place)
+    good = place / "good"
+    _, text = frem("checkpoint", "999999", "--dir", str(good), status=1)
+    assert "no process 999999" in text, text
+    frem("checkpoint", str(target.pid), "--dir", str(good), "--window", "0.2")
+    _, text = frem("checkpoint", str(target.pid), "--dir", str(good), status=1)
+    assert "not empty" in text, text
+    _, text = frem("restore", "--dir", str(place / "nothing"), status=1)
+    assert "not a checkpoint" in text, text
+    _, text = frem("restore", "--dir", str(good), status=1)
+    assert "end that one first" in text, text
+    target.end()
+
+    def damaged(name: str, change: Callable[[Path], object], *verbs: str) -> str:
+        bad = place / "bad"
+        shutil.copytree(good, bad)      # with the times
+        change(bad)
+        for verb in verbs or ["restore"]:
+            _, text = frem(verb, "--dir", str(bad), status=1)
+            assert not os.path.exists(f"/proc/{target.pid}"), f"{name}: restored all the same"
+        shutil.rmtree(bad)
+        return text
+
+    def cut(name: str) -> Callable[[Path], None]:
+        return lambda bad: os.truncate(next(bad.glob(name)), 4096)
+
+    def flip(name: str, at: int) -> Callable[[Path], None]:
+        def change(bad: Path) -> None:
+            with next(bad.glob(name)).open("r+b") as file:
+                file.seek(at)
+                byte = file.read(1)[0]
+                file.seek(at)
+                file.write(bytes([byte ^ 1]))
+        return change
+
+    assert "instead of" in damaged("cut pages", cut("pages-1.img"), "verify", "restore")
+    assert "near byte 2097152" in damaged("changed pages", flip("pages-1.img", 2500000), "verify", "restore")
+    assert "changed or damaged" in damaged("changed core", flip("core-*.img", 40))
+    assert "is missing" in damaged("no image", lambda bad: next(bad.glob("mm-*.img")).unlink())
+    assert "checksum is wrong" in damaged("changed descriptor", flip("frem.descriptor", 200))
+    assert "version 2" in damaged("other version", lambda bad: (bad / "frem.descriptor").write_bytes(
+        (bad / "frem.descriptor").read_bytes().replace(b"frem-descriptor 1 ", b"frem-descriptor 2 ", 1)))
+
+    # A copy has other times: it is read whole, and restored
+    copy = place / "copy"
+    shutil.copytree(good, copy, copy_function=shutil.copy)
+    _, text = frem("restore", "--dir", str(copy))
+    assert "reading it whole" in text, text
+    target.check()
+    target.end()
+
+
+def main() -> None:
+    names = sys.argv[1:]
+    chosen = [function for function in cases if not names or function.__name__ in names]
+    print(f"KTAP version 1\n1..{len(chosen)}")
+    for number, function in enumerate(chosen, 1):
+        start = time.monotonic()
+        with tempfile.TemporaryDirectory(dir="/tmp") as place:
+            try:
+                function(Path(place))
+                word = "ok"
+            except Exception:
+                word = "not ok"
+                print("".join(f"# {line}\n" for line in traceback.format_exc().splitlines()), end="")
+        print(f"{word} {number} {function.__name__}: {function.__doc__} ({time.monotonic() - start:.1f} s)", flush=True)
+
+
+if __name__ == "__main__":
+    main()
