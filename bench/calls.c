@@ -2,14 +2,10 @@
 /*
  * calls [guest] ROUNDS
  *
- * What the calls of a registered process cost that are made once, or all the time: registration, and the heartbeat.
+ * What the calls of a registered process cost that are made once, or all the time: registration, and its state.
  * getppid(2) beside them is what entering the kernel costs by itself.
  */
 #include "bench.h"
-
-#ifndef __NR_restartctl
-#define __NR_restartctl	506
-#endif
 
 static char *self[] = { "/proc/self/exe", "--a", "typical", "command", "--line", NULL };
 static char *environment[] = {
@@ -35,15 +31,6 @@ static long getreginfo(void)
 	return syscall(__NR_getreginfo, &info, sizeof(info), 0);
 }
 
-static long heartbeat(void)
-{
-#ifdef RESTARTCTL_HEARTBEAT
-	return syscall(__NR_restartctl, RESTARTCTL_HEARTBEAT, NULL, 0ul, 0);
-#else
-	return -1;
-#endif
-}
-
 static const struct {
 	const char *name;
 	long (*op)(void);
@@ -51,7 +38,6 @@ static const struct {
 	{ "getppid", null_call },
 	{ "reregist", reregist },
 	{ "getreginfo", getreginfo },
-	{ "heartbeat", heartbeat },
 };
 
 int main(int argc, char **argv)
