@@ -119,6 +119,21 @@ PERDURE_API int perdure_state_fd(void *area);
 /* Unmap the area and destroy it. */
 PERDURE_API void perdure_state_close(void *area);
 
+/*
+ * The files that have something to read again: the requests that the old generation had not
+ * finished. Returns their number, and in *fds their descriptors, ascending, to be given to free();
+ * of several for the same file, the lowest.
+ */
+PERDURE_API int perdure_pending(int **fds);
+
+/*
+ * Start a thread for each of the n descriptors in fds, or, if fds is NULL, of those that
+ * perdure_pending() tells: it runs start(fd, arg) and ends. All are started, or none is.
+ * Returns the number of threads, which are detached. See perdure_recover_threads(3).
+ */
+PERDURE_API int perdure_recover_threads(void (*start)(int fd, void *arg), void *arg, const int *fds,
+					int n);
+
 /* Destroy the area called name, which is not open. -1 with ENOENT when there is none. */
 PERDURE_API int perdure_state_discard(const char *name);
 

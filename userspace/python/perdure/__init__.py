@@ -1,0 +1,294 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+"""Services that outlive their own faults: libperdure for Python. See perdure(7).
+
+    import perdure
+
+    info = perdure.info()
+    if info is None:
+        perdure.register()              # from now on a fault restarts this program, with every file open
+    elif info.is_restarted:
+        ...                             # the same process, another generation: go on where the old one was
+    state = perdure.State("service", 4096)
+    data = perdure.hread(sock, 4096)    # held until it is released: a fault in between, and it is read again
+    perdure.lwrite(sock, answer)        # counted: iolog(sock).written says how much has left
+    perdure.release(sock, len(data))
+
+Errors are OSError, with the errno of the call: ENOSYS on a kernel without zero-loss restart, EOPNOTSUPP where it is
+switched off. Files are descriptors, or anything with fileno().
+"""
+
+import ctypes
+import errno
+import os
+import sys
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from ctypes import POINTER, byref, c_char, c_char_p, c_int, c_int32, c_size_t, c_ssize_t, c_uint32, c_uint64, c_void_p
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+__all__ = ["Info", "IOLog", "State", "abi_version", "available", "discard_state", "hread", "hread_into", "info", "iolog",
+           "lsendfile", "lwrite", "path", "pending", "recover_threads", "register", "release", "unregister"]
+
+
+class HasFileno(Protocol):
+    def fileno(self) -> int: ...
+
+
+File = int | HasFileno
+Buffer = bytes | bytearray | memoryview
+
+
+class _RegInfo(ctypes.Structure):
+    _fields_ = [("is_restarted", c_uint32), ("child_id", c_int32), ("generation", c_uint64), ("signo", c_int32),
+                ("code", c_int32), ("fault_addr", c_uint64), ("fault_tid", c_int32), ("suspect_fd", c_int32),
+                ("fault_time_ns", c_uint64), ("retain_ns", c_uint64), ("exec_ns", c_uint64), ("restore_ns", c_uint64),
+                ("restarts", c_uint64), ("flags", c_uint32), ("core_pid", c_int32)]
+
+
+class _IOLog(ctypes.Structure):
+    _fields_ = [(name, c_uint64) for name in ("read", "released", "held", "unread", "written")]
+
+
+@dataclass(frozen=True)
+class Info:
+    """A registration, and the fault that started this generation: struct reg_info of getreginfo(2)."""
+    is_restarted: bool
+    child_id: int
+    generation: int
+    signo: int
+    code: int
+    fault_addr: int
+    fault_tid: int
+    suspect_fd: int
+    fault_time_ns: int
+    retain_ns: int
+    exec_ns: int
+    restore_ns: int
+    restarts: int
+    flags: int
+    core_pid: int
+
+
+@dataclass(frozen=True)
+class IOLog:
+    """How far reading and writing are on an open file: struct io_log of getiolog(2)."""
+    read: int
+    released: int
+    held: int
+    unread: int
+    written: int
+
+
+_lib = ctypes.CDLL("libperdure.so.0", use_errno=True)
+
+
+def _function(name: str, result: Any, *arguments: Any) -> Any:
+    function = getattr(_lib, name)
+    function.restype, function.argtypes = result, arguments
+    return function
+
+
+_reregist = _function("reregist", c_ssize_t, c_char_p, POINTER(c_char_p), POINTER(c_char_p), c_int)
+_unregister = _function("perdure_unregister", c_int)
+_getreginfo = _function("perdure_getreginfo", c_int, c_void_p, c_size_t)
+_regpath = _function("perdure_regpath", c_ssize_t, c_void_p, c_size_t)
+_abi_version = _function("perdure_abi_version", c_int)
+_hread = _function("hread", c_ssize_t, c_int, c_void_p, c_size_t, c_size_t)
+_lwrite = _function("lwrite", c_ssize_t, c_int, c_void_p, c_size_t)
+_lsendfile = _function("lsendfile", c_ssize_t, c_int, c_int, c_void_p, c_size_t)
+_getiolog = _function("perdure_getiolog", c_int, c_int, c_void_p, c_size_t)
+_pending = _function("perdure_pending", c_int, POINTER(POINTER(c_int)))
+_state_open = _function("perdure_state_open", c_void_p, c_char_p, c_size_t, c_uint32, c_void_p, c_void_p)
+_state_stage = _function("perdure_state_stage", c_int, c_void_p, c_void_p, c_void_p, c_size_t)
+_state_update = _function("perdure_state_update", c_int, c_void_p, c_void_p, c_void_p, c_size_t)
+_state_commit = _function("perdure_state_commit", None, c_void_p)
+_state_fd = _function("perdure_state_fd", c_int, c_void_p)
+_state_close = _function("perdure_state_close", None, c_void_p)
+_state_discard = _function("perdure_state_discard", c_int, c_char_p)
+_free = ctypes.CDLL(None).free
+_free.argtypes = [c_void_p]
+
+
+def _call(function: Any, *arguments: Any) -> int:
+    """Calls again after a signal whose Python handler did not raise, as Python's own functions do (PEP 475)."""
+    while (result := function(*arguments)) == -1:
+        error = ctypes.get_errno()
+        if error != errno.EINTR:
+            raise OSError(error, os.strerror(error))
+    return result
+
+
+def _fd(file: File) -> int:
+    return file if isinstance(file, int) else file.fileno()
+
+
+def _strings(strings: Sequence[str]) -> Any:
+    return (c_char_p * (len(strings) + 1))(*map(os.fsencode, strings), None)
+
+
+# ---- registration ----
+
+def abi_version() -> int:
+    """The version of the kernel's interface, 1 or more."""
+    return _call(_abi_version)
+
+
+def available() -> bool:
+    """Whether this kernel restarts what is registered. The functions raise OSError where it does not."""
+    try:
+        return abi_version() > 0
+    except OSError:
+        return False
+
+
+def register(path: str | None = None, argv: Sequence[str] | None = None, env: Mapping[str, str] | None = None,
+             child_id: int = 0) -> None:
+    """Have the kernel execute path with argv and env in place of this process when a fault is about to kill it. By
+    default that is this program as it was started: interpreter, arguments and environment."""
+    if path is None:
+        path = sys.executable
+    if argv is None:
+        argv = sys.orig_argv
+    strings = [f"{name}={value}" for name, value in (os.environ if env is None else env).items()]
+    _call(_reregist, os.fsencode(path), _strings(argv), _strings(strings), child_id)
+
+
+def unregister() -> None:
+    """Let faults kill this process again."""
+    _call(_unregister)
+
+
+def info() -> Info | None:
+    """The registration of this process, or None."""
+    raw = _RegInfo()
+    if not _call(_getreginfo, byref(raw), ctypes.sizeof(raw)):
+        return None
+    values = {name: getattr(raw, name) for name, *_ in raw._fields_}
+    return Info(**values | {"is_restarted": bool(raw.is_restarted)})
+
+
+def path() -> str | None:
+    """The program that a fault will execute, or None when this process is not registered."""
+    buf = ctypes.create_string_buffer(4096)
+    return os.fsdecode(buf.value) if _call(_regpath, buf, len(buf)) else None
+
+
+# ---- input and output ----
+
+def hread_into(file: File, buffer: bytearray | memoryview, release: int = 0) -> int:
+    """Read into buffer and hold what was read; release so many bytes, the oldest first. Returns the number read, 0 at the
+    end of the file."""
+    view = memoryview(buffer).cast("B")
+    if not len(view):
+        return _call(_hread, _fd(file), None, 0, release)
+    return _call(_hread, _fd(file), (c_char * len(view)).from_buffer(view), len(view), release)
+
+
+def hread(file: File, size: int, release: int = 0) -> bytes:
+    """As hread_into(), up to size bytes; empty at the end of the file."""
+    buf = bytearray(size)
+    return bytes(memoryview(buf)[:hread_into(file, buf, release)])
+
+
+def release(file: File, size: int) -> None:
+    """Release so many bytes of what was read, the oldest first: they will not be read again."""
+    _call(_hread, _fd(file), None, 0, size)
+
+
+def lwrite(file: File, data: Buffer) -> int:
+    """Write, and have the kernel count what was written. May write less than all."""
+    raw = bytes(data)
+    return _call(_lwrite, _fd(file), raw, len(raw))
+
+
+def lsendfile(out: File, source: File, offset: int | None, count: int) -> int:
+    """os.sendfile(), counted as by lwrite()."""
+    at = None if offset is None else byref(ctypes.c_int64(offset))
+    return _call(_lsendfile, _fd(out), _fd(source), at, count)
+
+
+def iolog(file: File) -> IOLog:
+    """What has been read, released, held and written on the open file."""
+    raw = _IOLog()
+    _call(_getiolog, _fd(file), byref(raw), ctypes.sizeof(raw))
+    return IOLog(*(getattr(raw, name) for name, _ in raw._fields_))
+
+
+def pending() -> list[int]:
+    """The descriptors with something to read again: the requests that the old generation had not finished."""
+    fds = POINTER(c_int)()
+    count = _call(_pending, byref(fds))
+    try:
+        return fds[:count]
+    finally:
+        _free(fds)
+
+
+def recover_threads(start: Callable[[int], object], fds: Sequence[int] | None = None) -> list[threading.Thread]:
+    """Start a thread for each descriptor, by default for those of pending(), that calls start(descriptor)."""
+    threads = [threading.Thread(target=start, args=(fd,)) for fd in (pending() if fds is None else fds)]
+    for thread in threads:
+        thread.start()
+    return threads
+
+
+# ---- state ----
+
+class State:
+    """Memory that outlives restarts: see perdure_state(3).
+
+    data is a view of it, to read from. update() changes a range all or nothing: whatever stops the process, the next
+    generation finds the old bytes or the new ones. stage() records a range to be changed together with others at the next
+    commit() or update(). inherited says whether an earlier generation left the area.
+    """
+
+    def __init__(self, name: str, size: int, layout: int = 1, address: int | None = None) -> None:
+        inherited = c_int()
+        self._area = _state_open(name.encode(), size, layout, address, byref(inherited))
+        if not self._area:
+            error = ctypes.get_errno()
+            raise OSError(error, os.strerror(error), name)
+        self.inherited = bool(inherited.value)
+        self.data = memoryview((c_char * size).from_address(self._area)).cast("B").toreadonly()
+
+    def _range(self, offset: int, data: Buffer) -> tuple[int, int, bytes, int]:
+        if not self._area:
+            raise ValueError("the state area is closed")
+        if offset < 0 or offset + len(data) > len(self.data):
+            raise ValueError(f"{len(data)} bytes at {offset} are not in an area of {len(self.data)}")
+        return self._area, self._area + offset, bytes(data), len(data)
+
+    def update(self, offset: int, data: Buffer) -> None:
+        _call(_state_update, *self._range(offset, data))
+
+    def stage(self, offset: int, data: Buffer) -> None:
+        _call(_state_stage, *self._range(offset, data))
+
+    def commit(self) -> None:
+        self._range(0, b"")
+        _state_commit(self._area)
+
+    def fileno(self) -> int:
+        """The descriptor that keeps the area: not to be closed with those left over."""
+        self._range(0, b"")
+        return _state_fd(self._area)
+
+    def close(self) -> None:
+        """Destroy it."""
+        if self._area:
+            # Whoever still looks at it must not see what comes there next
+            self.data.release()
+            _state_close(self._area)
+            self._area = None
+
+    def __enter__(self) -> "State":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def discard_state(name: str) -> None:
+    """Destroy the area called name, which is not open."""
+    _call(_state_discard, name.encode())

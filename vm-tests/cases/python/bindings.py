@@ -1,0 +1,264 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: GPL-2.0-or-later
+"""This test checks the Python module: each function, across restarts of Python programs, and the example service."""
+
+import errno
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+TOP = Path(os.environ["PERDURE_TOP"])
+MODULE = TOP / "userspace/python"
+ADDER = MODULE / "adder.py"
+PORT = 7008
+os.environ["PYTHONPATH"] = str(MODULE)
+sys.path.insert(0, str(MODULE))
+import perdure  # noqa: E402
+
+
+def fails(error: int, function: Callable, *args: object) -> Iterator[str]:
+    try:
+        yield f"{function.__name__}{args} gave {function(*args)!r}"
+    except OSError as e:
+        if e.errno != error:
+            yield f"{function.__name__}{args}: {e}, not {errno.errorcode[error]}"
+
+
+def differ(what: str, have: object, want: object) -> Iterator[str]:
+    if have != want:
+        yield f"{what} is {have!r}, not {want!r}"
+
+
+def calls() -> Iterator[str]:
+    """What each function hands over and gives back."""
+    yield from differ("available()", perdure.available(), True)
+    yield from differ("info()", perdure.info(), None)
+    yield from differ("path()", perdure.path(), None)
+    yield from fails(errno.ENOENT, perdure.unregister)
+    yield from fails(errno.ENOENT, perdure.register, "/nonexistent", ["x"])
+    yield from fails(errno.EINVAL, perdure.register, "/bin/true", [])
+    perdure.register("/bin/true", ["true", "\udcff"], {"A": "b"}, child_id=-3)
+    info = perdure.info()
+    yield from differ("info()", info and (info.child_id, info.generation, info.is_restarted, info.suspect_fd), (-3, 1, False, -1))
+    yield from differ("path()", perdure.path(), "/bin/true")
+    perdure.unregister()
+
+    one, other = socket.socketpair()
+    with one, other:
+        other.sendall(b"abcdef")
+        yield from differ("hread", perdure.hread(one, 4), b"abcd")
+        yield from differ("hread and release", perdure.hread(one.fileno(), 4, 3), b"ef")
+        yield from fails(errno.EINVAL, perdure.release, one, 4)
+        perdure.release(one, 1)
+        into = bytearray(8)
+        other.sendall(b"gh")
+        yield from differ("hread_into", (perdure.hread_into(one, memoryview(into)[2:]), bytes(into)), (2, b"\0\0gh\0\0\0\0"))
+        yield from differ("lwrite", perdure.lwrite(one, b"12"), 2)
+        yield from differ("lwrite", perdure.lwrite(one, bytearray(b"345")), 3)
+        with open("/etc/passwd", "rb") as file:
+            yield from differ("lsendfile", perdure.lsendfile(one, file, 1, 4), 4)
+            yield from differ("lsendfile", perdure.lsendfile(one, file, None, 3), 3)
+            yield from differ("offset", file.seek(0, os.SEEK_CUR), 3)
+            file.seek(0)
+            text = file.read(5)
+        yield from differ("sent", other.recv(100), b"12345" + text[1:5] + text[:3])
+        yield from differ("iolog", perdure.iolog(one), perdure.IOLog(read=8, released=4, held=4, unread=0, written=12))
+        yield from differ("pending()", perdure.pending(), [])
+        other.close()
+        yield from differ("end", perdure.hread(one, 4), b"")
+    yield from fails(errno.EBADF, perdure.hread, 999, 1)
+
+
+def interrupted() -> Iterator[str]:
+    """A signal handler runs, and the call goes on; one that raises ends it."""
+    ran = []
+    signal.signal(signal.SIGALRM, lambda *_: ran.append(1))
+    one, other = socket.socketpair()
+    with one, other:
+        signal.setitimer(signal.ITIMER_REAL, 0.1)
+        late = threading.Timer(1, other.sendall, [b"late"])
+        late.start()
+        yield from differ("hread", perdure.hread(one, 10), b"late")
+        yield from differ("handlers that ran", ran, [1])
+        late.join()
+
+        def stop(*_: object) -> None:
+            raise InterruptedError("by the handler")
+
+        signal.signal(signal.SIGALRM, stop)
+        signal.setitimer(signal.ITIMER_REAL, 0.1)
+        try:
+            yield f"hread gave {perdure.hread(one, 10)!r}"
+        except InterruptedError as e:
+            yield from differ("exception", str(e), "by the handler")
+
+
+def state() -> Iterator[str]:
+    """Updates, all or nothing, and what is refused."""
+    with perdure.State("unit", 100, layout=3) as s:
+        yield from differ("inherited", s.inherited, False)
+        s.update(10, b"abc")
+        s.stage(20, b"xyz")
+        yield from differ("staged", bytes(s.data[10:23]), b"abc" + bytes(10))
+        s.commit()
+        yield from differ("committed", bytes(s.data[20:23]), b"xyz")
+        for at, data in ((98, b"abc"), (-1, b"a"), (101, b"")):
+            try:
+                s.update(at, data)
+                yield f"update({at}, {data!r}) is accepted"
+            except ValueError:
+                pass
+        try:
+            s.data[0] = 1
+            yield "data is writable"
+        except TypeError:
+            pass
+        yield from differ("file", "perdure-unit" in os.readlink(f"/proc/self/fd/{s.fileno()}"), True)
+    try:
+        s.update(0, b"a")
+        yield "a closed area is updated"
+    except ValueError:
+        pass
+    yield from fails(errno.ENOENT, perdure.discard_state, "unit")
+
+
+# A program that faults once in each way, and knows in each generation where it was
+FAULTS = """
+import ctypes, faulthandler, os, signal, socket, sys, threading
+import perdure
+
+WAYS = [lambda: ctypes.string_at(0), os.abort, lambda: os.kill(os.getpid(), signal.SIGBUS), lambda: faulthandler._sigfpe(),
+        lambda: faulthandler._stack_overflow(), lambda: threading.Thread(target=ctypes.string_at, args=(0,)).start()]
+info = perdure.info()
+state = perdure.State("faults", 16)
+if info is None:
+    perdure.register(child_id=5)
+    a, b = socket.socketpair()
+    b.sendall(b"held")
+    os.dup2(a.fileno(), 77)
+    a.close()
+    generation = 1
+else:
+    assert info.is_restarted and info.child_id == 5 and state.inherited and bytes(state.data[:1]) == bytes([info.generation - 1])
+    generation = info.generation
+    print(f"{os.getpid()} {generation} {signal.Signals(info.signo).name}", flush=True)
+    assert perdure.pending() == [77], perdure.pending()
+assert sys.argv[1:] == ["an argument"] and os.environ["GIVEN"] == "1"
+state.update(0, bytes([generation]))
+assert perdure.hread(77, 10) == b"held"
+if generation <= len(WAYS):
+    WAYS[generation - 1]()
+    threading.Event().wait(20)
+    raise SystemExit("survived")
+"""
+
+
+def faults() -> Iterator[str]:
+    """Null pointers, abort(), signals, a stack overflow, a fault in a thread: with faulthandler, and without."""
+    names = ["SIGSEGV", "SIGABRT", "SIGBUS", "SIGFPE", "SIGSEGV", "SIGSEGV"]
+    for handler in ("", "1"):
+        done = subprocess.run([sys.executable, "-c", FAULTS, "an argument"], capture_output=True, text=True, timeout=100,
+                              env=os.environ | {"GIVEN": "1", "PYTHONFAULTHANDLER": handler})
+        lines = [line.split() for line in done.stdout.splitlines()]
+        yield from differ("signals", [line[2] for line in lines], names)
+        yield from differ("generations", [line[1] for line in lines], [str(n) for n in range(2, len(names) + 2)])
+        yield from differ("processes", len({line[0] for line in lines}), 1)
+        yield from differ("faulthandler spoke", "Fatal Python error: Segmentation fault" in done.stderr, handler == "1")
+        if done.returncode:
+            yield f"status {done.returncode}: {done.stderr[-1000:]}"
+
+
+THREADS = """
+import os, socket, threading
+import perdure
+
+info = perdure.info()
+if info is None:
+    perdure.register()
+    for n in range(8):
+        ours, theirs = socket.socketpair()
+        os.dup2(ours.fileno(), 50 + n)
+        os.dup2(theirs.fileno(), 150 + n)
+        theirs.sendall(b"%d" % n)
+        perdure.hread(50 + n, 10)
+        for s in (ours, theirs):
+            s.close()
+    os.abort()
+together = threading.Barrier(8)
+got = {}
+def serve(fd):
+    together.wait(30)
+    got[fd] = perdure.hread(fd, 10, 1)
+for t in perdure.recover_threads(serve):
+    t.join()
+assert got == {50 + n: b"%d" % n for n in range(8)}, got
+assert perdure.recover_threads(serve) == []
+"""
+
+
+def threads() -> Iterator[str]:
+    """Each pending request gets its thread."""
+    done = subprocess.run([sys.executable, "-c", THREADS], capture_output=True, text=True, timeout=60)
+    if done.returncode:
+        yield f"status {done.returncode}: {done.stderr[-1000:]}"
+
+
+def adder() -> Iterator[str]:
+    """The example: right sums, once each, across a null pointer, an abort and signals from outside."""
+    server = subprocess.Popen([ADDER, str(PORT)], stdout=subprocess.PIPE, text=True)
+    try:
+        for _ in range(300):
+            try:
+                client = socket.create_connection(("127.0.0.1", PORT), timeout=30)
+                break
+            except ConnectionRefusedError:
+                time.sleep(0.1)
+        total = 0
+        with client, client.makefile("rb") as answers:
+            for number in range(60):
+                if number == 40:
+                    client.sendall(b"123")      # half a line, over a fault
+                    os.kill(server.pid, signal.SIGSEGV)
+                    client.sendall(b"4\n")
+                    total += 1234
+                    yield from differ("answer to half a line", answers.readline(), b"%d\n" % total)
+                line = {20: b"crash\n", 30: b"abort\n"}.get(number)
+                client.sendall(line or b"%d\n" % number)
+                total += 0 if line else number
+                yield from differ(f"answer {number}", answers.readline(), b"%d\n" % total)
+            client.shutdown(socket.SHUT_WR)
+            yield from differ("rest", answers.read(), b"")
+        yield from differ("status", server.poll(), None)
+        server.kill()
+        out = server.communicate()[0].splitlines()
+        yield from differ("generations", out, [f"generation {n}: signal {s}, 1 client" for n, s in ((2, 11), (3, 6), (4, 11))])
+    finally:
+        server.kill()
+        server.wait()
+
+
+def main() -> int:
+    Path("/proc/sys/kernel/restart/min_interval_ms").write_text("0")
+    checks = (calls, interrupted, state, faults, threads, adder)
+    failed = 0
+    print(f"KTAP version 1\n1..{len(checks)}", flush=True)
+    for number, check in enumerate(checks, 1):
+        try:
+            complaints = list(check())
+        except Exception as error:  # what breaks has failed
+            complaints = [f"{type(error).__name__}: {error}"]
+        for complaint in complaints:
+            print("\n".join(f"# {line}" for line in complaint.splitlines()))
+        failed += bool(complaints)
+        print(f"{'not ok' if complaints else 'ok'} {number} {check.__name__}", flush=True)
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
