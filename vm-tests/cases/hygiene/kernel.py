@@ -17,7 +17,7 @@ OBJECTS = BUILD / "kernel" / "prefix"
 
 # Files of the kernel that are ours alone, when they are there.
 OWN = ("kernel/zlr", "net/ipv4/tcp_hold.c", "include/linux/zlr.h", "include/uapi/linux/zlr.h",
-       "include/trace/events/zlr.h")
+       "include/trace/events/zlr.h", "mm/touched_set.c", "fs/proc/touched_set.c", "include/linux/touched_set.h")
 
 
 def series() -> list[Path]:

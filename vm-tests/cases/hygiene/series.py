@@ -90,7 +90,7 @@ def targets(patch: Path) -> tuple[list[str], list[str]]:
         elif name.endswith(".c") and not name.startswith(("tools/", "Documentation/", "samples/", *OWN)):
             shared.append(name[:-2] + ".o")
     own = [name + "/" if (TREE / name).is_dir() else name[:-2] + ".o" for name in OWN
-           if name.startswith(("kernel/", "net/")) and (TREE / name).exists()]
+           if name.startswith(("kernel/", "net/", "mm/", "fs/")) and (TREE / name).exists()]
     return sorted(set(shared)), own
 
 
