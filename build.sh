@@ -14,6 +14,7 @@ usage: ./build.sh VERB [OPTIONS]
   run -- CMD...            run CMD as root in a virtual machine that sees this machine's files, copy-on-write
   shell                    the same, with a terminal
   bench [NAME...]          re-measure the project's figures
+  deb, rpm [WHAT]          packages for Debian and its kin, for Fedora and its kin: into dist/
 
   setup                    install what is needed (packaging/deps/apt.txt)
   fetch                    find the kernel source
@@ -42,9 +43,15 @@ to lose work that is not in the series, unless --force is given." ;;
 	refresh) echo "usage: ./build.sh refresh [--tree DIR --base COMMIT]
 Writes the commits of build/linux (or of DIR, after COMMIT) to kernel-patches. A commit names its file in a trailer,
 \"Perdure-Patch: 125-area-what.patch\"; files of commits that have gone are removed." ;;
-	kernel) echo "usage: ./build.sh kernel [--profile vm|debug|off] [--kernel perdure|stock]
+	kernel) echo "usage: ./build.sh kernel [--profile P] [--kernel perdure|stock]
 Builds build/kernel/<kernel>-<profile>/vmlinux. Profiles: vm (tests and demo), debug (with the kernel's checkers), off
-(the series applied, its options off). A stock kernel is the same configuration without the series." ;;
+(the series applied, its options off); server, server-debug, full, full-debug (what the packages hold). A stock kernel is the same configuration without the series." ;;
+	deb) echo "usage: ./build.sh deb [--profile P] [--dbg] [userspace|kernel|checksums]
+Builds Debian packages of the kernel (linux-image, linux-headers; --dbg: linux-image-dbg) and of the library and tools into
+dist/, with checksums, signed by the GnuPG key that PERDURE_SIGN_KEY names. Profiles: server, full (Debian's own
+configuration: hours), server-debug, full-debug." ;;
+	rpm) echo "usage: ./build.sh rpm [--profile P] [userspace|kernel]
+Builds RPM packages of the kernel and of the library and tools into dist/, from the same kernel build as deb." ;;
 	userspace) echo "usage: ./build.sh userspace
 Builds the library, the programs, and the tests' programs into build/userspace." ;;
 	demo) echo "usage: ./build.sh demo
@@ -59,7 +66,7 @@ Removes build/ and dist/." ;;
 	esac
 }
 
-setup() { "$TOP/scripts/setup.sh"; }
+setup() { "$TOP/scripts/setup.sh" "$@"; }
 fetch() { setup && "$TOP/scripts/fetch.sh"; }
 patched() { fetch && "$TOP/scripts/patch.sh" "$@"; }
 userspace() { setup && "$TOP/scripts/userspace.sh"; }
@@ -74,6 +81,7 @@ kernel_inputs() {
 
 # kernel NAME PROFILE
 kernel() {
+	[[ $2 != server* && $2 != full* ]] || setup packages
 	local stamp=$BUILD/kernel/$1-$2/perdure-inputs inputs
 	inputs=$(kernel_inputs)
 	[[ $(cat "$stamp" 2>/dev/null) != "$inputs" ]] || return 0
@@ -111,6 +119,7 @@ refresh) "$TOP/scripts/refresh.sh" "$@" ;;
 userspace) userspace ;;
 kernel)
 	kernel_options "$@"
+	[[ $profile != server* && $profile != full* ]] || setup packages
 	patched --keep
 	"$TOP/scripts/kernel.sh" "$@"
 	say "kernel: build/kernel/$name-$profile/vmlinux is up to date"
@@ -147,8 +156,14 @@ bench)
 	exec python3 "$TOP/bench/run" "$@"
 	;;
 deb | rpm)
-	say "$verb: not in this release"
-	exit 2
+	profile=server
+	[[ $* != *--profile* ]] || profile=$(sed -E 's/.*--profile[= ]([^ ]*).*/\1/' <<<"$*")
+	if [[ $verb == deb ]] && ! command -v dpkg-deb >/dev/null; then
+		die "deb: this is not a Debian system; packages are built on Debian 12 or 13"
+	fi
+	setup packages
+	[[ " $* " =~ \ (userspace|checksums)\  ]] || kernel perdure "$profile"
+	"$TOP/scripts/$verb.sh" "$@"
 	;;
 clean)
 	rm -rf "$BUILD"/{kernel,userspace,vm,log,test,linux.new,linux-stock}

@@ -1,32 +1,51 @@
 #!/bin/bash
 # SPDX-License-Identifier: GPL-2.0-or-later
-# kernel [--profile vm|debug|off] [--kernel perdure|stock]: builds build/kernel/<kernel>-<profile>/vmlinux.
-# A stock kernel is the same configuration without our series.
+# kernel [--profile P] [--kernel perdure|stock] [--configure DIR]: builds build/kernel/<kernel>-<profile>/vmlinux, and of the
+# profiles that are shipped all of the kernel. A stock kernel is the same configuration without our series.
+# --configure: only the configuration, in DIR. --make ARGS...: make, in what has been built, as it was built.
 set -euo pipefail
 # shellcheck source=scripts/lib.sh
 . "$(dirname "$0")/lib.sh"
 
 profile=vm
 kernel=perdure
+goal=build
 while [[ $# -gt 0 ]]; do
 	case $1 in
 	--profile) profile=${2:-}; shift 2 ;;
 	--kernel) kernel=${2:-}; shift 2 ;;
-	*) die "usage: ./build.sh kernel [--profile vm|debug|off] [--kernel perdure|stock]" ;;
+	--configure) goal=configure place=${2:-}; shift 2 ;;
+	--make) goal='make'; shift; args=("$@"); break ;;
+	*) die "usage: ./build.sh kernel [--profile P] [--kernel perdure|stock]" ;;
 	esac
 done
+# Over what: allnoconfig for the kernels of the tests, Kconfig's defaults or a distribution's configuration for what is shipped
+base=allnoconfig
 case $kernel-$profile in
 perdure-vm) fragments=(vm features) ;;
 perdure-debug) fragments=(vm features debug) ;;
 perdure-off) fragments=(vm off) ;;
 stock-vm) fragments=(vm) ;;
 stock-debug) fragments=(vm debug) ;;
-*) die "no kernel $kernel with profile $profile: perdure has vm, debug and off; stock has vm and debug" ;;
+perdure-server) base=alldefconfig fragments=(server features) ;;
+perdure-server-debug) base=alldefconfig fragments=(server features debug) ;;
+perdure-full) base=debian fragments=(full features) ;;
+perdure-full-debug) base=debian fragments=(full features debug) ;;
+*) die "no kernel $kernel with profile $profile: perdure has vm, debug, off, server, server-debug, full and full-debug;" \
+	"stock has vm and debug" ;;
 esac
 need git make gcc ld flex bison bc
-lock kernel
+# Only the kernels of the tests come from the cache: what it shares depends on there being no debug information
+case $profile in
+server*) localversion=-${PERDURE_VERSION:-$(<"$TOP/VERSION")}${profile#server} targets=(all) ;;
+full*) localversion=-${PERDURE_VERSION:-$(<"$TOP/VERSION")}-$profile targets=(all) ;;
+*) localversion=-$profile targets=(vmlinux) ;;
+esac
+[[ ${targets[*]} == vmlinux ]] || need pahole zstd
+[[ $goal == "make" || $goal == configure ]] || lock kernel
 name=$kernel-$profile
 out=$BUILD/kernel/$name
+[[ $goal != configure ]] || out=$place
 source=$LINUX
 [[ $kernel == perdure ]] || source=$BUILD/linux-stock
 
@@ -42,30 +61,45 @@ fi
 # Up to date when built of the same source by the same compiler
 fragments=("${fragments[@]/#/$TOP/configs/}")
 fragments=("${fragments[@]/%/.config}")
-state=$(git -C "$source" rev-parse 'HEAD^{tree}'; gcc --version | head -n 1; cat "${fragments[@]}" "$0" | sha256sum)
+state=$(git -C "$source" rev-parse 'HEAD^{tree}'; echo "$localversion"; gcc --version | head -n 1; cat "${fragments[@]}" "$0" | sha256sum)
 dirty=$(git -C "$source" status --porcelain | head -n 1)
-if [[ -z $dirty && -f $out/vmlinux && $(cat "$out/perdure-state" 2>/dev/null) == "$state" ]]; then
+if [[ $goal == build && -z $dirty && -f $out/vmlinux && $(cat "$out/perdure-state" 2>/dev/null) == "$state" ]]; then
 	exit 0
 fi
 
 # Without debug information an object does not depend on line markers, so kernels that differ in little share objects.
 # Line numbers that matter are in the code by then, as __LINE__. The debug profile's sanitizers report others.
 cc=gcc
-if [[ $profile != debug ]] && command -v ccache >/dev/null; then
+if [[ $profile != debug && ${targets[*]} == vmlinux ]] && command -v ccache >/dev/null; then
 	cc=$TOP/scripts/kernel-cc
 	# No CCACHE_BASEDIR: its relative paths would escape the compiler option that makes __FILE__ relative
 	export CCACHE_NOHASHDIR=1 CCACHE_COMPILERCHECK=content CCACHE_MAXSIZE=3G
 	export CCACHE_NODIRECT=1 CCACHE_PREFIX_CPP=$TOP/scripts/kernel-cpp
 fi
 
-build() {
+# Paths are in the debug information, and that is in the build ID: the same wherever this directory is
+prefix="-fdebug-prefix-map=$out=/usr/src/perdure/build -fdebug-prefix-map=$source=/usr/src/perdure"
+make=(make -C "$source" O="$out" ARCH=x86_64 CC="$cc" HOSTCC="gcc" -j"$(nproc)"
+	KBUILD_BUILD_TIMESTAMP='2025-01-01 00:00:00 +0000' KBUILD_BUILD_USER=perdure KBUILD_BUILD_HOST=perdure
+	KBUILD_BUILD_VERSION=1 LOCALVERSION="$localversion") # "perdure" comes with the series
+[[ ${targets[*]} == vmlinux ]] || make+=(KCFLAGS="$prefix" KAFLAGS="$prefix")
+
+configure() {
+	local debian
 	mkdir -p "$out"
 	rm -f "$out/perdure-state"
 	cat "${fragments[@]}" >"$out/perdure-fragment"
-	make=(make -C "$source" O="$out" ARCH=x86_64 CC="$cc" HOSTCC="gcc" -j"$(nproc)"
-		KBUILD_BUILD_TIMESTAMP='2025-01-01 00:00:00 +0000' KBUILD_BUILD_USER=perdure KBUILD_BUILD_HOST=perdure
-		KBUILD_BUILD_VERSION=1 LOCALVERSION="-${name#perdure-}") # "perdure" comes with the series
-	"${make[@]}" -s KCONFIG_ALLCONFIG="$out/perdure-fragment" allnoconfig
+	if [[ $base == debian ]]; then
+		debian=$(find /usr/src/linux-config-6.12 -name 'config.amd64_none_amd64.xz' 2>/dev/null)
+		if [[ -z $debian ]]; then
+			echo "error: the distribution's configuration is missing; install linux-config-6.12"
+			return 1
+		fi
+		xz -dc "$debian" | cat - "$out/perdure-fragment" >"$out/.config"
+		"${make[@]}" -s olddefconfig
+	else
+		"${make[@]}" -s KCONFIG_ALLCONFIG="$out/perdure-fragment" "$base"
+	fi
 	# The last fragment that names an option decides
 	unmet=$(awk -v config="$out/.config" '
 		/^CONFIG_[A-Z0-9_]+=/ { split($0, p, "="); want[p[1]] = $0 }
@@ -79,9 +113,24 @@ build() {
 		echo "error: configuration requests not met: ${unmet//$'\n'/, }"
 		return 1
 	fi
-	"${make[@]}" vmlinux
+}
+
+build() {
+	configure
+	"${make[@]}" "${targets[@]}"
 	[[ -n $dirty ]] || echo "$state" >"$out/perdure-state"
 }
 
-[[ -f $out/vmlinux ]] || need_space "$BUILD" 2500 "building the $name kernel"
+if [[ $goal == make ]]; then
+	[[ -f $out/vmlinux ]] || die "build/kernel/$name/vmlinux is missing: run ./build.sh kernel --profile $profile"
+	exec "${make[@]}" "${args[@]}"
+fi
+if [[ $goal == configure ]]; then
+	step "configure kernel $name" "configure-$name" configure
+	exit
+fi
+space=2500
+[[ ${targets[*]} == vmlinux ]] || space=9000
+[[ $profile != full* ]] || space=30000
+[[ -f $out/vmlinux ]] || need_space "$BUILD" "$space" "building the $name kernel"
 step "kernel $name" "kernel-$name" build

@@ -1,15 +1,17 @@
 #!/bin/bash
 # SPDX-License-Identifier: GPL-2.0-or-later
-# setup: installs the packages of packaging/deps/apt.txt that are missing, and nothing when none is.
+# setup [packages]: installs the packages of packaging/deps/apt.txt that are missing, and nothing when none is. With
+# "packages" those of packages.txt, too.
 set -euo pipefail
 # shellcheck source=scripts/lib.sh
 . "$(dirname "$0")/lib.sh"
 
-list=$TOP/packaging/deps/apt.txt
-mapfile -t wanted < <(sed 's/#.*//; s/[[:space:]]*$//; /^$/d' "$list")
+lists=("$TOP/packaging/deps/apt.txt" ${1:+"$TOP/packaging/deps/$1.txt"})
+stamp=$CACHE/setup${1:+-$1}
+mapfile -t wanted < <(sed 's/#.*//; s/[[:space:]]*$//; /^$/d' "${lists[@]}")
 # Looking takes a moment; what was complete stays so for this list and this dpkg database
-seen="$(sha256sum <"$list") $(stat -c %Y /var/lib/dpkg/status 2>/dev/null || true)"
-[[ $(cat "$CACHE/setup" 2>/dev/null) != "$seen" ]] || exit 0
+seen="$(cat "${lists[@]}" | sha256sum) $(stat -c %Y /var/lib/dpkg/status 2>/dev/null || true)"
+[[ $(cat "$stamp" 2>/dev/null) != "$seen" ]] || exit 0
 
 missing() {
 	# ${Status} is dpkg-query's, not ours
@@ -42,4 +44,4 @@ if [[ -n $packages ]]; then
 	[[ -z $packages ]] || die "not installed: $packages (log: build/log/setup.log)"
 fi
 mkdir -p "$CACHE"
-echo "$seen" >"$CACHE/setup"
+echo "$seen" >"$stamp"

@@ -10,14 +10,19 @@ import socket
 import subprocess
 import sys
 import tempfile
+import termios
 import threading
 import time
+import tty
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-TOP = Path(__file__).resolve().parents[2]
-BUILD = TOP / "build"
+HERE = Path(__file__).resolve().parent
+INIT = HERE / "vm-init"     # beside this file where it is installed, for perdure-vm; else compiled when it is needed
+INSTALLED = INIT.exists()
+TOP = HERE if INSTALLED else HERE.parents[1]
+BUILD = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "perdure" if INSTALLED else TOP / "build"
 LOG = BUILD / "log"
 
 DIED = 125      # no verdict: the guest died or never came up
@@ -37,7 +42,7 @@ class Job:
     cwd: str
     env: dict[str, str] = field(default_factory=dict)
     rw: list[str] = field(default_factory=list)
-    tty: os.terminal_size | None = None
+    terminal: os.terminal_size | None = None
 
 
 @dataclass
@@ -50,6 +55,7 @@ class Machine:
     timeout: float | None = None
     boot_timeout: float = 300
     drives: list["Drive"] = field(default_factory=list)
+    accel: str | None = None    # "kvm" or "tcg"; by default what works
 
 
 @dataclass
@@ -81,6 +87,8 @@ def environment(**more: str) -> dict[str, str]:
 
 def init_program() -> Path:
     """The guest's process 1, compiled when its source changed."""
+    if INSTALLED:
+        return INIT
     source = TOP / "vm-tests" / "init" / "init.c"
     digest = hashlib.sha256(source.read_bytes()).hexdigest()[:16]
     program = BUILD / "vm" / f"init-{digest}"
@@ -114,8 +122,8 @@ def initramfs(job: Job) -> bytes:
                                                  for other in shares)]
     items = [f"arg={a}" for a in job.argv] + [f"env={k}={v}" for k, v in job.env.items()]
     items += [f"share={path}" for path in shares] + [f"rw={path}" for path in job.rw] + [f"cwd={job.cwd}"]
-    if job.tty:
-        items.append(f"tty={job.tty.lines}x{job.tty.columns}")
+    if job.terminal:
+        items.append(f"tty={job.terminal.lines}x{job.terminal.columns}")
     text = b"".join(os.fsencode(item) + b"\0" for item in items)
     return cpio({"init": (0o100755, init_program().read_bytes()), "job": (0o100644, text)})
 
@@ -123,7 +131,8 @@ def initramfs(job: Job) -> bytes:
 def qemu() -> str:
     path = shutil.which("qemu-system-x86_64")
     if not path:
-        raise Error("qemu-system-x86_64 is missing: run ./build.sh setup")
+        raise Error("qemu-system-x86_64 is missing: " +
+                    ("install QEMU (Debian: qemu-system-x86)" if INSTALLED else "run ./build.sh setup"))
     return path
 
 
@@ -199,14 +208,14 @@ def run(job: Job, machine: Machine, out: Sink = lambda data: None, err: Sink = l
         stdin: int | None = None, accel: str | None = None) -> Result:
     """Boots, runs the job, hands its output to `out` and `err`. `stdin`: a descriptor to feed it from."""
     if not machine.vmlinux.exists():
-        raise Error(f"{short(machine.vmlinux)} is missing: run ./build.sh kernel")
-    accel = accel or ("tcg" if machine.icount else accelerator(machine.vmlinux))
+        raise Error(f"{short(machine.vmlinux)} is missing" + ("" if INSTALLED else ": run ./build.sh kernel"))
+    accel = accel or machine.accel or ("tcg" if machine.icount else accelerator(machine.vmlinux))
     machine.console.parent.mkdir(parents=True, exist_ok=True)
     machine.console.unlink(missing_ok=True)
     (BUILD / "vm").mkdir(parents=True, exist_ok=True)
 
     # 0 is the terminal, 1 and 2 are output, 3 is the verdict, 4 is input
-    numbers = [0, 3] if job.tty else [1, 2, 3, 4]
+    numbers = [0, 3] if job.terminal else [1, 2, 3, 4]
     pairs = {number: socket.socketpair() for number in numbers}
     ours = {number: pair[0] for number, pair in pairs.items()}
     verdict = bytearray()
@@ -223,7 +232,7 @@ def run(job: Job, machine: Machine, out: Sink = lambda data: None, err: Sink = l
             start = time.monotonic()
             for pair in pairs.values():
                 pair[1].close()
-            port = ours[0 if job.tty else 4]
+            port = ours[0 if job.terminal else 4]
             if stdin is None:
                 port.shutdown(socket.SHUT_WR)
             else:
@@ -261,3 +270,29 @@ def run(job: Job, machine: Machine, out: Sink = lambda data: None, err: Sink = l
         complaint = complaints.read().decode(errors="replace").strip().splitlines()
         why = late or ("the guest never booted" if not verdict else "the guest died without a verdict")
         return Result(DIED, why + (f" ({complaint[-1]})" if complaint else ""))
+
+
+def writer(fd: int) -> Sink:
+    def write(data: bytes) -> None:
+        while data:
+            data = data[os.write(fd, data):]
+    return write
+
+
+def attend(job: Job, machine: Machine) -> int:
+    """Runs the job with our own input and output, and says on stderr why there is no verdict."""
+    saved = None
+    try:
+        if job.terminal:
+            print("vm: a shell on the guest; exit ends it", file=sys.stderr)
+            saved = termios.tcgetattr(0)
+            tty.setraw(0)
+        # A terminal stays ours: reading it would stop us in the background
+        stdin = 0 if job.terminal or not os.isatty(0) else None
+        result = run(job, machine, writer(1), writer(2), stdin)
+    finally:
+        if saved:
+            termios.tcsetattr(0, termios.TCSADRAIN, saved)
+    if result.why:
+        print(f"vm: {result.why} (console: {short(machine.console)})", file=sys.stderr)
+    return result.status

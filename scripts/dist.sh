@@ -1,0 +1,44 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
+# shellcheck shell=bash disable=SC2034 # names are used by those who source this
+# What deb.sh and rpm.sh share: version, dates, the source they build from, dist/ and its checksums.
+
+# Another version, to try an upgrade
+VERSION=${PERDURE_VERSION:-$(<"$TOP/VERSION")}
+DIST=${PERDURE_DIST:-$TOP/dist}
+MAINTAINER="The Perdure authors"
+MAINTAINER_EMAIL=maintainers@perdure.example
+# The day of the commit: two builds of one commit are the same
+SOURCE_DATE_EPOCH=$(git -C "$TOP" log -1 --format=%ct 2>/dev/null || echo 1735689600)
+export SOURCE_DATE_EPOCH
+
+# export_source DIR: what the userspace packages are built from, without what is not committed to git or ignored by it
+export_source() {
+	mkdir -p "$1"
+	(cd "$TOP" && git ls-files -co --exclude-standard meson.build meson_options.txt VERSION LICENSES userspace \
+		vm-tests/init vm-tests/lib/vm.py | while read -r f; do [[ ! -e $f ]] || echo "$f"; done |
+		tar -cf - -T -) | tar -C "$1" -xf -
+	echo "$VERSION" >"$1/VERSION"
+}
+
+# collect FILE...: into dist/
+collect() {
+	mkdir -p "$DIST"
+	cp -f "$@" "$DIST/"
+}
+
+# finish: checksums over all of dist/, signed when there is a key
+finish() {
+	(
+		cd "$DIST" || exit
+		rm -f SHA256SUMS SHA256SUMS.asc
+		find . -maxdepth 1 -type f ! -name 'SHA256SUMS*' -printf '%P\n' | sort | xargs sha256sum >SHA256SUMS
+	)
+	if [[ -z ${PERDURE_SIGN_KEY:-} ]]; then
+		say "dist/SHA256SUMS is not signed: set PERDURE_SIGN_KEY to a key of your GnuPG keyring"
+	elif gpg --batch --yes --local-user "$PERDURE_SIGN_KEY" --armor --detach-sign -o "$DIST/SHA256SUMS.asc" "$DIST/SHA256SUMS"; then
+		say "dist/SHA256SUMS.asc: signed by $PERDURE_SIGN_KEY"
+	else
+		die "gpg could not sign dist/SHA256SUMS with the key $PERDURE_SIGN_KEY"
+	fi
+	(cd "$DIST" && ls -1sh) >&2
+}

@@ -1,0 +1,188 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: GPL-2.0-or-later
+"""The packages of the library and the tools, and what packaging says when it cannot go on."""
+
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "harness"))
+from points import BUILD, TOP, VMLINUX, equal, main  # noqa: E402
+
+VERSION = (TOP / "VERSION").read_text().strip()
+scratch = tempfile.TemporaryDirectory(prefix="packaging-", dir=BUILD)
+WORK = Path(scratch.name)
+
+
+def run(*argv: object, ok: int | None = 0, env: dict[str, str] | None = None) -> str:
+    """Output and errors of a command that must end with this status (None: any but 0)."""
+    done = subprocess.run([str(a) for a in argv], env=os.environ | (env or {}), stdin=subprocess.DEVNULL,
+                          stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace")
+    assert done.returncode == ok or ok is None and done.returncode, f"{argv}: status {done.returncode}\n{done.stdout[-3000:]}"
+    return done.stdout
+
+
+def build(verb: str, place: str, what: str = "userspace", **env: str) -> dict[str, Path]:
+    dist = WORK / place
+    run(TOP / "build.sh", verb, what, env={"PERDURE_DIST": str(dist), **env})
+    return {p.name: p for p in dist.iterdir()}
+
+
+def sums(files: dict[str, Path]) -> dict[str, str]:
+    return {n: hashlib.sha256(p.read_bytes()).hexdigest() for n, p in files.items() if n.endswith(("deb", "rpm"))}
+
+
+def deb_files(path: Path) -> set[str]:
+    return {line.split()[5].removeprefix(".") for line in run("dpkg-deb", "-c", path).splitlines()
+            if not line.startswith("d")}
+
+
+def configs() -> None:
+    """Every request of the configurations that are shipped is met, those without a build included."""
+    for profile in "server", "server-debug", "full", "full-debug":
+        run(TOP / "scripts/kernel.sh", "--profile", profile, "--configure", WORK / profile)
+        lines = (WORK / profile / ".config").read_text().splitlines()
+        for option in "ZLR", "ZLR_IO", "DEBUG_INFO_BTF", "VIRTIO_PCI", "NET_9P_VIRTIO", "OVERLAY_FS", "MODULE_SIG", "EFI_STUB":
+            assert f"CONFIG_{option}=y" in lines, f"{profile}: no {option}"
+        for option in "BLK_DEV_NVME", "SATA_AHCI", "XFS_FS", "BTRFS_FS", "DM_CRYPT", "NF_TABLES", "SQUASHFS", "HYPERV_NET", "E1000E":
+            assert f"CONFIG_{option}=m" in lines, f"{profile}: {option} is not a module"
+
+
+def unmet() -> None:
+    """A request that does not stick fails the build and is named."""
+    tree = WORK / "tree"
+    run("git", "clone", "-q", "--shared", TOP, tree)
+    shutil.copytree(TOP / "configs", tree / "configs", dirs_exist_ok=True)
+    shutil.copytree(TOP / "scripts", tree / "scripts", dirs_exist_ok=True)
+    with (tree / "configs/server.config").open("a") as f:
+        f.write("CONFIG_NO_SUCH_DRIVER=m\n")
+    (tree / "build").mkdir()
+    (tree / "build/linux").symlink_to(BUILD / "linux")
+    text = run(tree / "scripts/kernel.sh", "--profile", "server", "--configure", WORK / "unmet", ok=None)
+    assert "configuration requests not met: CONFIG_NO_SUCH_DRIVER=m" in text, text
+
+
+def debs() -> None:
+    """The .debs hold what they should and nothing of the tests, twice the same; lintian has nothing to say."""
+    first = build("deb", "deb1")
+    (BUILD / "deb").rename(WORK / "deb-elsewhere")
+    again = build("deb", "deb2")
+    equal(sums(again), sums(first))
+    files = {n.split("_")[0]: deb_files(p) for n, p in first.items() if n.endswith(".deb")}
+    assert {"libperdure0", "libperdure-dev", "perdure-tools"} <= set(files), files.keys()
+    for package, want in (("libperdure0", f"/usr/lib/x86_64-linux-gnu/libperdure.so.{VERSION}"),
+                          ("libperdure-dev", "/usr/include/perdure/zlr.h"),
+                          ("libperdure-dev", "/usr/lib/x86_64-linux-gnu/libperdure.a"),
+                          ("libperdure-dev", "/usr/share/man/man2/hread.2.gz"),
+                          ("perdure-tools", "/usr/bin/perdure-vm"), ("perdure-tools", "/usr/sbin/zhttpd"),
+                          ("perdure-tools", "/usr/share/man/man1/perdure-vm.1.gz")):
+        assert want in files[package], f"{package}: no {want}"
+    for package, names in files.items():
+        bad = [n for n in names if any(w in n for w in ("faults", "unit-", "bench", "__pycache__", "/usr/local"))]
+        assert not bad, f"{package}: {bad}"
+    run("lintian", "--allow-root", "--fail-on", "error,warning", *[p for n, p in first.items() if n.endswith(".deb")])
+    run("sh", "-c", f"cd {WORK / 'deb1'} && sha256sum --check --quiet SHA256SUMS")
+
+
+def rpms() -> None:
+    """The .rpms likewise; they obsolete nothing."""
+    first = build("rpm", "rpm1")
+    again = build("rpm", "rpm2")
+    equal(sums(again), sums(first))
+    for name, path in first.items():
+        if name.endswith(".rpm"):
+            equal(run("rpm", "-qp", "--obsoletes", "--conflicts", path).strip(), "")
+    listing = run("rpm", "-qlp", *[p for n, p in first.items() if n.endswith(".rpm")])
+    for want in "/usr/lib64/libperdure.so.0", "/usr/bin/perdure-vm", "/usr/include/perdure.h", "/usr/share/man/man7/perdure.7.gz":
+        assert want in listing.splitlines(), f"no {want}"
+    found = run("rpmlint", "-r", TOP / "packaging/rpm/rpmlintrc", *[p for n, p in first.items() if n.endswith(".rpm")])
+    assert " 0 errors, 0 warnings" in found, found
+
+
+def signed() -> None:
+    """The checksums are signed by the key that is named, and a key that there is not is an error."""
+    home = WORK / "gnupg"
+    home.mkdir(mode=0o700)
+    env = {"GNUPGHOME": str(home), "PERDURE_SIGN_KEY": "packages@perdure.example"}
+    text = run(TOP / "scripts/deb.sh", "checksums", ok=None, env=env | {"PERDURE_DIST": str(WORK / "deb1")})
+    assert "could not sign" in text, text
+    run("gpg", "--batch", "--quiet", "--passphrase", "", "--quick-gen-key", "packages@perdure.example", env=env)
+    run(TOP / "scripts/deb.sh", "checksums", env=env | {"PERDURE_DIST": str(WORK / "deb1")})
+    run("gpg", "--batch", "--verify", WORK / "deb1/SHA256SUMS.asc", WORK / "deb1/SHA256SUMS", env=env)
+    (WORK / "deb1/SHA256SUMS").write_text("changed\n")
+    run("gpg", "--batch", "--verify", WORK / "deb1/SHA256SUMS.asc", WORK / "deb1/SHA256SUMS", env=env, ok=None)
+    run("gpgconf", "--kill", "all", env=env)
+
+
+def fake(name: str, text: str) -> dict[str, str]:
+    """An environment in which a command says something else."""
+    place = WORK / f"fake-{len(list(WORK.iterdir()))}"
+    place.mkdir()
+    (place / name).write_text(f"#!/bin/sh\n{text}\n")
+    (place / name).chmod(0o755)
+    return {"PATH": f"{place}:{os.environ['PATH']}"}
+
+
+def architecture() -> None:
+    """Another architecture is refused at once."""
+    assert "this is arm64" in run(TOP / "scripts/deb.sh", ok=1, env=fake("dpkg", "echo arm64"))
+    assert "this is aarch64" in run(TOP / "scripts/rpm.sh", ok=1, env=fake("uname", "echo aarch64"))
+
+
+def arguments() -> None:
+    """Arguments that mean nothing are refused, and so is a kernel that is not there."""
+    for verb in "deb", "rpm":
+        assert "usage" in run(TOP / f"scripts/{verb}.sh", "everything", ok=1)
+        assert "no kernel perdure with profile nonsense" in \
+            run(TOP / "scripts/kernel.sh", "--profile", "nonsense", ok=1)
+
+
+def scripts() -> None:
+    """The maintainer scripts refuse a full /boot and name what is missing."""
+    for script, args in (("preinst", ["install"]), ("postinst", ["configure"]), ("prerm", ["remove"])):
+        path = WORK / script
+        path.write_text("#!/bin/sh\nset -e\n" + (TOP / "packaging/deb-kernel" / script).read_text().replace(
+            "@RELEASE@", os.uname().release))
+        run("shellcheck", "-s", "dash", path)
+        if script == "preinst":
+            text = run("sh", path, *args, ok=1, env={"PERDURE_BOOT_MB": "99999999"})
+            assert "are free in /boot" in text and "Nothing has been changed" in text, text
+            run("sh", path, *args, env={"PERDURE_BOOT_MB": "0"})
+        if script == "prerm":
+            assert "this kernel is running" in run("sh", path, *args)
+
+
+def installed() -> Path:
+    """perdure-vm, as the package holds it."""
+    tools = next(p for n, p in build("deb", "machine").items() if n.startswith("perdure-tools_"))
+    run("dpkg-deb", "-x", tools, WORK / "root")
+    return WORK / "root/usr/bin/perdure-vm"
+
+
+def machine() -> None:
+    """perdure-vm passes exit status, output, directory and environment, and dies with a clear line."""
+    program = installed()
+    env = {"XDG_CACHE_HOME": str(WORK / "cache"), "WORD": "passed on"}
+    text = run(program, "--kernel", VMLINUX, "--accel", "tcg", "--", "sh", "-c", 'echo "$WORD in $PWD on $(uname -r)"; exit 7',
+               ok=7, env=env)
+    assert f"passed on in {os.getcwd()} on " in text and "perdure" in text, text
+    assert "no kernel nonsense" in run(program, "--kernel", "nonsense", "true", ok=125, env=env)
+    # A kernel whose configuration says that it cannot start
+    image = WORK / "vmlinuz-1"
+    image.write_bytes(b"")
+    (WORK / "config-1").write_text("CONFIG_OVERLAY_FS=m\n")
+    assert "take a Perdure kernel" in run(program, "--kernel", image, "true", ok=125, env=env)
+
+
+PARTS = {"configurations": [configs, unmet], "userspace": [debs, rpms, signed], "refusals": [architecture, arguments, scripts],
+         "machine": [machine]}
+
+if __name__ == "__main__":
+    try:
+        main(*PARTS[sys.argv[1]])
+    finally:
+        scratch.cleanup()
