@@ -137,6 +137,41 @@ PERDURE_API int perdure_recover_threads(void (*start)(int fd, void *arg), void *
 /* Destroy the area called name, which is not open. -1 with ENOENT when there is none. */
 PERDURE_API int perdure_state_discard(const char *name);
 
+/*
+ * Map the shared area called name (1 to 63 characters, no '/'), which all processes of this user can
+ * open, at the same address in each, and return that address. It can be read there, and changes by
+ * updates only. *existed becomes 0 when it is new: all zeros. layout: see perdure_state_open().
+ * It stays until perdure_shared_remove(). See perdure_shared(3).
+ */
+PERDURE_API const void *perdure_shared_open(const char *name, size_t size, uint32_t layout,
+					    int *existed);
+
+/* What perdure_shared_begin() has done about an update that its process did not live to finish. */
+#define PERDURE_SHARED_UNDONE		1	/* not committed: nothing of it is there */
+#define PERDURE_SHARED_COMPLETED	2	/* committed: all of it is there */
+
+/*
+ * Begin an update: wait until no other process or thread is in one, timeout_ms at most (-1: for
+ * ever; 0: not at all), then EAGAIN. Returns 0, or one of the above. A process that is restarted
+ * during an update stays in it until it begins again; one that dies for good leaves it.
+ */
+PERDURE_API int perdure_shared_begin(const void *area, int timeout_ms);
+
+/* Add the copying of len bytes from src to dst, which is in the area, to the update. */
+PERDURE_API int perdure_shared_stage(const void *area, const void *dst, const void *src, size_t len);
+
+/* Make all that is staged current, all or nothing, and end the update. */
+PERDURE_API int perdure_shared_commit(const void *area);
+
+/* End the update, and forget what is staged. */
+PERDURE_API int perdure_shared_cancel(const void *area);
+
+/* Unmap the area. It is there for others, and to be opened again. */
+PERDURE_API void perdure_shared_close(const void *area);
+
+/* Remove the area called name. Processes that have it open can read it on, but not update it. */
+PERDURE_API int perdure_shared_remove(const char *name);
+
 #ifdef __cplusplus
 }
 #endif

@@ -27,6 +27,8 @@
 
 #include <perdure.h>
 
+#include "journal.h"
+
 #ifndef MAP_FIXED_NOREPLACE
 #define MAP_FIXED_NOREPLACE	0x100000
 #endif
@@ -54,11 +56,6 @@ struct header {
 	_Atomic uint64_t commit;	/* length of a log that must be applied; 0: none */
 	uint64_t staged;		/* length of the log so far, in this generation */
 	int32_t fd;			/* in this generation */
-};
-
-struct entry {
-	uint64_t offset;
-	uint64_t len;
 };
 
 static size_t round_up(size_t n, size_t to)
@@ -92,39 +89,26 @@ static size_t total_size(const struct header *h)
 	return log_offset(h) + log_size(h);
 }
 
-/* FNV-1a */
-static uint64_t hash(const void *p, size_t len)
-{
-	const unsigned char *c = p;
-	uint64_t x = 0xcbf29ce484222325ULL;
-
-	while (len--)
-		x = (x ^ *c++) * 0x100000001b3ULL;
-	return x;
-}
-
 static uint64_t header_check(const struct header *h)
 {
 	return hash(h, offsetof(struct header, check));
 }
 
-/* Copy a committed log to the data. Doing it twice, or once and a half, does no harm. */
+static struct journal journal_of(struct header *h)
+{
+	return (struct journal){
+		.data = data_of(h),
+		.size = h->size,
+		.log = (char *)h + log_offset(h),
+		.log_size = log_size(h),
+	};
+}
+
 static int apply(struct header *h, uint64_t commit)
 {
-	char *log = (char *)h + log_offset(h);
-	uint64_t pos = 0;
+	struct journal j = journal_of(h);
 
-	if (commit > log_size(h))
-		return -1;
-	while (pos < commit) {
-		const struct entry *e = (const struct entry *)(log + pos);
-
-		if (e->offset > h->size || e->len > h->size - e->offset)
-			return -1;
-		memcpy(data_of(h) + e->offset, e + 1, e->len);
-		pos += sizeof(*e) + round_up(e->len, sizeof(uint64_t));
-	}
-	return 0;
+	return journal_apply(&j, commit);
 }
 
 static void finish(struct header *h)
@@ -359,25 +343,10 @@ void *perdure_state_open(const char *name, size_t size, uint32_t layout, void *a
 int perdure_state_stage(void *area, void *dst, const void *src, size_t len)
 {
 	struct header *h = header_of(area);
-	uintptr_t offset = (uintptr_t)dst - (uintptr_t)area;
-	struct entry *e;
-	size_t need;
+	struct journal j = journal_of(h);
 
-	if ((uintptr_t)dst < (uintptr_t)area || offset > h->size || len > h->size - offset) {
-		errno = EINVAL;
-		return -1;
-	}
-	need = sizeof(*e) + round_up(len, sizeof(uint64_t));
-	if (need > log_size(h) - h->staged) {
-		errno = ENOSPC;
-		return -1;
-	}
-	e = (struct entry *)((char *)h + log_offset(h) + h->staged);
-	e->offset = offset;
-	e->len = len;
-	memcpy(e + 1, src, len);
-	h->staged += need;
-	return 0;
+	/* A dst before the area is an offset beyond any size. */
+	return journal_stage(&j, &h->staged, (uintptr_t)dst - (uintptr_t)area, src, len);
 }
 
 void perdure_state_commit(void *area)

@@ -480,7 +480,7 @@ T(setting_a_value_ends_it)
 ROLE(removed)
 {
 	T_EQ(t_generation(), 2);
-	T_ERR(DO(OP(0, -1, REC | NOW)), t_word[10]);
+	T_ERR(DO(OP(0, -1, REC | NOW)), (int)t_word[10]);
 	return 0;
 }
 
@@ -529,10 +529,10 @@ ROLE(one_of_two)
 	T_EQ(DO(OP(0, -1, REC | NOW)), 1);
 	/* The other unit is not ours. */
 	T_ERR(DO(OP(0, -1, REC | NOW)), EAGAIN);
+	T_EQ(VAL(0), 0);
 	MARK(atoi(argv[0])) = 1;
 	while (!MARK(0) || !MARK(1))
 		t_sleep_ms(5);
-	T_EQ(VAL(0), 0);
 	return 0;
 }
 
@@ -649,6 +649,7 @@ static void *take_one(void *arg)
 	atomic_fetch_add(&MARK(0), 1);
 	for (;;)
 		pause();
+	return NULL;
 }
 
 static void *take_again(void *arg)

@@ -92,7 +92,7 @@ def exports() -> Iterator[str]:
             yield f"{what} {sorted(names - set(version))} more and {sorted(set(version) - names)} less than the map"
     if defined != INLINE:
         yield f"inline functions of the header: {sorted(defined)}"
-    if set(pages) - {"perdure_state"} != set(version) | INLINE:
+    if set(pages) - {"perdure_shared", "perdure_state"} != set(version) | INLINE:
         yield f"pages for {sorted(set(pages) - set(version) - INLINE)}, none for {sorted((set(version) | INLINE) - set(pages))}"
     yield from (f"{name} is in {found}" for name, found in pages.items() if len(found) != 1)
 
@@ -115,7 +115,7 @@ def pages() -> Iterator[str]:
         if "/man7/" in name:
             continue
         names = re.findall(r"^\.Nm (\w+)", text, re.M)
-        if path.stem not in (*names, "perdure_state"):
+        if path.stem not in (*names, "perdure_shared", "perdure_state"):
             yield f"{name}: is not about {path.stem}"
         for function in names:
             shown = prototype(text, function)

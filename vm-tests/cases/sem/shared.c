@@ -1,0 +1,233 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+/* Shared areas, and robust mutexes in shared memory, when their holders are restarted or die in the middle. */
+#include "sem.h"
+
+#include <pthread.h>
+
+struct state {
+	uint64_t a, b;
+	uint64_t by[8];		/* updates of each worker */
+};
+
+static const struct state *open_area(void)
+{
+	const struct state *s = perdure_shared_open("workers", sizeof(*s), 1, NULL);
+
+	T_ASSERT(s);
+	return s;
+}
+
+/* One update; fault at a step of it, or not. Returns what the beginning said. */
+static int update(const struct state *s, int who, int fault_at)
+{
+	int what = T_OK(perdure_shared_begin(s, 15000)), step = 0;
+	uint64_t next = s->a + 1, mine = s->by[who] + 1;
+
+#define STEP	do { if (step++ == fault_at) t_crash(); } while (0)
+	T_EQ(s->a, s->b);
+	STEP;
+	T_EQ(perdure_shared_stage(s, &s->a, &next, 8), 0);
+	STEP;
+	T_EQ(perdure_shared_stage(s, &s->b, &next, 8), 0);
+	for (volatile int i = 0; i < 20000; i++)
+		;
+	T_EQ(perdure_shared_stage(s, &s->by[who], &mine, 8), 0);
+	STEP;
+	T_EQ(perdure_shared_commit(s), 0);
+	STEP;
+#undef STEP
+	return what;
+}
+
+ROLE(steps)
+{
+	static const int what[] = { 0, PERDURE_SHARED_UNDONE, PERDURE_SHARED_UNDONE, 0 };
+	int gen = t_generation();
+	const struct state *s = open_area();
+
+	/* The death of the generation before this one was at step gen - 2. */
+	T_CHILD {
+		if (gen < 5)
+			T_ERR(perdure_shared_begin(s, 0), EAGAIN);
+	}
+	T_EQ(update(s, 0, gen < 5 ? gen - 1 : -1), what[gen - 2]);
+	return 0;
+}
+
+T(restarted_at_each_step)
+{
+	const struct state *s = open_area();
+
+	T_CHILD {
+		t_register("steps", NULL);
+		update(s, 0, 0);
+	}
+	T_EQ(s->a, 2);		/* that of the fourth generation, and of the last */
+	T_EQ(s->by[0], 2);
+	T_EQ(perdure_shared_remove("workers"), 0);
+}
+
+enum { WORKERS = 3 };
+
+ROLE(worker)
+{
+	int who = atoi(argv[0]);
+	const struct state *s = open_area();
+	int what;
+
+	t_word[20 + who] = 1;
+	do {
+		what = update(s, who, -1);
+		if (what)
+			atomic_fetch_add(&t_word[what], 1);
+		t_word[10 + who]++;
+	} while (!t_word[0]);
+	return 0;
+}
+
+static pid_t start(int who)
+{
+	pid_t pid = t_fork();
+
+	if (!pid) {
+		t_register("worker", (char[]){ '0' + who, 0 }, NULL);
+		t_crash();
+	}
+	return pid;
+}
+
+/* Faults, and deaths for good, at random instants. */
+T_LIMIT(random_deaths, 90)
+{
+	const struct state *s = open_area();
+	uint64_t seed = t_seed(), sum = 0;
+	int rounds = t_rounds(60);
+	pid_t pid[WORKERS];
+
+	for (int i = 0; i < WORKERS; i++)
+		pid[i] = start(i);
+	for (int i = 0; i < rounds; i++) {
+		int who = t_rand(&seed) % WORKERS;
+
+		while (!t_word[20 + who])
+			t_sleep_ms(2);
+		if (t_rand(&seed) % 4) {
+			kill(pid[who], SIGABRT);
+		} else {
+			t_word[20 + who] = 0;
+			kill(pid[who], SIGKILL);
+			t_wait(pid[who]);
+			pid[who] = start(who);
+		}
+		usleep(t_rand(&seed) % 40000);
+	}
+	for (int i = 0; i < WORKERS; i++) {
+		while (!t_word[20 + i])
+			t_sleep_ms(2);
+	}
+	t_word[0] = 1;
+	for (int i = 0; i < WORKERS; i++)
+		T_EXITED(t_wait(pid[i]), 0);
+	T_RANGE(perdure_shared_begin(s, 0), 0, 2);
+	T_EQ(s->a, s->b);
+	for (int i = 0; i < WORKERS; i++) {
+		sum += s->by[i];
+		/* Each update that was reported done is there; deaths come between the two. */
+		T_EXPECT(s->by[i] >= t_word[10 + i]);
+	}
+	T_EQ(sum, s->a);
+	T_EXPECT(s->a > (uint64_t)rounds / 10);
+	T_EQ(perdure_shared_cancel(s), 0);
+	t_note("%d deaths, %llu updates, %llu undone and %llu completed by the next one", rounds,
+	       (unsigned long long)s->a, (unsigned long long)t_word[PERDURE_SHARED_UNDONE],
+	       (unsigned long long)t_word[PERDURE_SHARED_COMPLETED]);
+	T_EXPECT(t_word[PERDURE_SHARED_UNDONE] > 0);
+	T_EQ(perdure_shared_remove("workers"), 0);
+}
+
+/* ---- robust mutexes ---- */
+
+enum { F_MUTEX = 20 };
+
+static pthread_mutex_t *map_mutex(void)
+{
+	void *p = mmap(NULL, t_page(), PROT_READ | PROT_WRITE, MAP_SHARED, F_MUTEX, 0);
+
+	T_ASSERT(p != MAP_FAILED);
+	return p;
+}
+
+ROLE(mutex_again)
+{
+	pthread_mutex_t *m = map_mutex();
+	int first = atoi(argv[0]);
+
+	T_EQ(t_generation(), 2);
+	if (first) {
+		T_EQ(pthread_mutex_lock(m), EOWNERDEAD);
+		T_EQ(pthread_mutex_consistent(m), 0);
+	} else {
+		/* The other process was faster, and has repaired it. */
+		while (!MARK(0))
+			t_sleep_ms(2);
+		T_EQ(pthread_mutex_lock(m), 0);
+	}
+	T_EQ(pthread_mutex_unlock(m), 0);
+	return 0;
+}
+
+static void *locks(void *m)
+{
+	T_EQ(pthread_mutex_lock(m), 0);
+	MARK(1) = 1;
+	for (;;)
+		pause();
+	return NULL;
+}
+
+/* Held by the thread that faults, or by another one; had again by the new generation, or by another process. */
+T(robust_mutex)
+{
+	pthread_mutexattr_t attr;
+	pthread_mutex_t *m;
+	int fd = T_OK(memfd_create("mutex", 0));
+
+	T_OK(dup2(fd, F_MUTEX));
+	T_OK(ftruncate(F_MUTEX, t_page()));
+	m = map_mutex();
+	pthread_mutexattr_init(&attr);
+	pthread_mutexattr_setpshared(&attr, PTHREAD_PROCESS_SHARED);
+	pthread_mutexattr_setrobust(&attr, PTHREAD_MUTEX_ROBUST);
+	T_EQ(pthread_mutex_init(m, &attr), 0);
+	for (int how = 0; how < 4; how++) {
+		int first = how & 1, thread = how & 2;
+		pid_t pid = t_fork();
+
+		MARK(0) = MARK(1) = 0;
+		if (!pid) {
+			pthread_t t;
+
+			if (thread) {
+				T_EQ(pthread_create(&t, NULL, locks, m), 0);
+				while (!MARK(1))
+					t_sleep_ms(2);
+			} else {
+				T_EQ(pthread_mutex_lock(m), 0);
+			}
+			t_register("mutex_again", first ? "1" : "0", NULL);
+			MARK(2) = how + 1;
+			t_crash();
+		}
+		if (!first) {
+			while (MARK(2) != (uint64_t)how + 1)
+				t_sleep_ms(2);
+			T_EQ(pthread_mutex_lock(m), EOWNERDEAD);
+			T_EQ(pthread_mutex_consistent(m), 0);
+			T_EQ(pthread_mutex_unlock(m), 0);
+			MARK(0) = 1;
+		}
+		T_EXITED(t_wait(pid), 0);
+		T_EQ(pthread_mutex_trylock(m), 0);
+		T_EQ(pthread_mutex_unlock(m), 0);
+	}
+}

@@ -1,0 +1,339 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+/*
+ * This test checks shared areas: who finds them, what is refused, that updates exclude each other, and what
+ * the next process finds when one is killed at any instruction of an update. Restarts in the
+ * middle are the business of the suite sem.
+ */
+#include "../lib/t.h"
+
+#include <perdure.h>
+#include <pthread.h>
+#include <sys/ptrace.h>
+#include <sys/sem.h>
+
+#define SIZE	6000
+#define LAYOUT	3
+#define MARK	SIGWINCH	/* between two of these a process is watched */
+
+static char name[32];
+static const char zeros[SIZE];
+
+static const char *must_open(int existed)
+{
+	int e = -1;
+	const char *p;
+
+	if (!name[0])
+		snprintf(name, sizeof(name), "test-%d", getpid());
+	p = perdure_shared_open(name, SIZE, LAYOUT, &e);
+	if (!p && errno == ENOSYS)
+		t_skip("no System V semaphores here");
+	T_ASSERT(p);
+	T_EQ(e, existed);
+	return p;
+}
+
+static void must_remove(void)
+{
+	T_EQ(perdure_shared_remove(name), 0);
+}
+
+static char *file(void)
+{
+	static char path[64];
+
+	snprintf(path, sizeof(path), "/dev/shm/perdure-%s", name);
+	return path;
+}
+
+static void put(const char *p, size_t at, const void *src, size_t len)
+{
+	T_EQ(perdure_shared_begin(p, 1000), 0);
+	T_EQ(perdure_shared_stage(p, p + at, src, len), 0);
+	T_EQ(perdure_shared_commit(p), 0);
+}
+
+T(shared_at_one_address)
+{
+	const char *p = must_open(0);
+
+	T_MEMEQ(p, zeros, SIZE);
+	put(p, 10, "first", 6);
+	T_CHILD {
+		T_STREQ(p + 10, "first");
+		put(p, 10, "forked", 7);
+	}
+	T_STREQ(p + 10, "forked");
+	/* One that has nothing but the name. */
+	T_CHILD {
+		perdure_shared_close(p);
+		T_EXPECT(must_open(1) == p);
+		put(p, SIZE - 7, "second", 7);
+	}
+	T_STREQ(p + SIZE - 7, "second");
+	T_STREQ(p + 10, "forked");
+	/* It stays when nobody has it open. */
+	perdure_shared_close(p);
+	T_EXPECT(must_open(1) == p);
+	T_STREQ(p + 10, "forked");
+	must_remove();
+	T_EXPECT(access(file(), F_OK));
+}
+
+T(only_updates_change_it)
+{
+	static const size_t at[] = { 0, SIZE - 1 };
+	const char *p = must_open(0);
+	long bytes;
+
+	for (size_t i = 0; i < ARRAY_LEN(at); i++) {
+		pid_t pid = t_fork();
+
+		if (!pid) {
+			*(volatile char *)(uintptr_t)(p + at[i]) = 1;
+			_exit(0);
+		}
+		T_KILLED(t_wait(pid), SIGSEGV);
+	}
+	T_MEMEQ(p, zeros, SIZE);
+	/* Staged is not current; cancelled is nothing. */
+	bytes = 0x1122334455667788;
+	T_EQ(perdure_shared_begin(p, 0), 0);
+	T_EQ(perdure_shared_stage(p, p + 3, &bytes, 8), 0);
+	T_MEMEQ(p, zeros, SIZE);
+	T_EQ(perdure_shared_cancel(p), 0);
+	T_EQ(perdure_shared_begin(p, 0), 0);
+	T_EQ(perdure_shared_commit(p), 0);
+	T_MEMEQ(p, zeros, SIZE);
+	must_remove();
+}
+
+static void *other_thread(void *area)
+{
+	T_ERR(perdure_shared_begin(area, 0), EAGAIN);
+	T_ERR(perdure_shared_stage(area, area, "x", 1), EPERM);
+	T_ERR(perdure_shared_commit(area), EPERM);
+	T_ERR(perdure_shared_cancel(area), EPERM);
+	return NULL;
+}
+
+T(one_at_a_time)
+{
+	const char *p = must_open(0);
+	pthread_t t;
+	uint64_t start;
+	pid_t pid;
+
+	T_EQ(perdure_shared_begin(p, -1), 0);
+	T_ERR(perdure_shared_begin(p, -1), EDEADLK);
+	T_EQ(pthread_create(&t, NULL, other_thread, (void *)(uintptr_t)p), 0);
+	pthread_join(t, NULL);
+	T_CHILD {
+		perdure_shared_close(p);
+		T_EXPECT(must_open(1) == p);
+		T_ERR(perdure_shared_begin(p, 0), EAGAIN);
+		start = t_now_ns();
+		t_handle(SIGUSR1, t_on_signal, 0);
+		pid = t_signaller(getpid(), SIGUSR1, 5);
+		T_ERR(perdure_shared_begin(p, 200), EAGAIN);
+		T_RANGE(t_now_ns() - start, 190000000, 5000000000);
+		t_reap(pid);
+	}
+	T_EQ(perdure_shared_commit(p), 0);
+	T_EQ(perdure_shared_begin(p, -1), 0);
+	T_EQ(perdure_shared_commit(p), 0);
+	T_ERR(perdure_shared_commit(p), EPERM);
+	must_remove();
+}
+
+T(refused)
+{
+	static char big[SIZE];
+	const char *p = must_open(0);
+	int fd, n = 0;
+
+	T_EXPECT(!perdure_shared_open("", 1, 0, NULL) && errno == EINVAL);
+	T_EXPECT(!perdure_shared_open("a/b", 1, 0, NULL) && errno == EINVAL);
+	T_EXPECT(!perdure_shared_open(name, 0, 0, NULL) && errno == EINVAL);
+	T_EXPECT(!perdure_shared_open("x123456789012345678901234567890123456789012345678901234567890123", 1, 0,
+				      NULL) && errno == ENAMETOOLONG);
+	T_EXPECT(!perdure_shared_open("huge", SIZE_MAX / 2, 0, NULL) && errno == ENOMEM);
+	T_EXPECT(!perdure_shared_open(name, SIZE, LAYOUT + 1, NULL) && errno == ESTALE);
+	T_EXPECT(!perdure_shared_open(name, SIZE + 1, LAYOUT, NULL) && errno == ESTALE);
+	T_EXPECT(!perdure_shared_open(name, SIZE, LAYOUT, NULL) && errno == EEXIST);	/* open already */
+	T_ERR(perdure_shared_remove("no such area"), ENOENT);
+
+	T_EQ(perdure_shared_begin(p, 0), 0);
+	T_ERR(perdure_shared_stage(p, p - 1, "x", 1), EINVAL);
+	T_ERR(perdure_shared_stage(p, p + SIZE, "x", 1), EINVAL);
+	T_ERR(perdure_shared_stage(p, p + 1, big, SIZE), EINVAL);
+	while (!perdure_shared_stage(p, p, big, SIZE))
+		n++;
+	T_EQ(errno, ENOSPC);
+	T_RANGE(n, 11, 14);
+	T_EQ(perdure_shared_commit(p), 0);
+
+	perdure_shared_close(p);
+	T_OK(chmod(file(), 0644));
+	T_EXPECT(!perdure_shared_open(name, SIZE, LAYOUT, NULL) && errno == EPERM);
+	T_OK(chmod(file(), 0600));
+	fd = T_OK(open(file(), O_RDWR));
+	T_ASSERT(pread(fd, big, 1, 20) == 1);
+	T_ASSERT(pwrite(fd, "x", 1, 20) == 1);
+	T_EXPECT(!perdure_shared_open(name, SIZE, LAYOUT, NULL) && errno == EBADMSG);
+	T_ASSERT(pwrite(fd, big, 1, 20) == 1);
+	close(fd);
+	must_remove();
+	/* What a death left half made is made anew. */
+	fd = T_OK(open(file(), O_RDWR | O_CREAT, 0600));
+	T_OK(ftruncate(fd, 100000));
+	close(fd);
+	perdure_shared_close(must_open(0));
+	must_remove();
+}
+
+T(removed_while_open)
+{
+	const char *p = must_open(0);
+
+	put(p, 0, "still here", 11);
+	must_remove();
+	T_ERR(perdure_shared_begin(p, 0), errno == EIDRM ? EIDRM : EINVAL);
+	T_STREQ(p, "still here");
+	perdure_shared_close(p);
+	p = must_open(0);
+	T_MEMEQ(p, zeros, SIZE);
+	must_remove();
+}
+
+static struct {
+	const char *area;
+	uint64_t sum;
+} race;
+
+static void *adds(void *arg)
+{
+	(void)arg;
+	for (int i = 0; i < 300; i++) {
+		uint64_t sum;
+
+		T_EQ(perdure_shared_begin(race.area, -1), 0);
+		memcpy(&sum, race.area, 8);
+		sum++;
+		T_EQ(perdure_shared_stage(race.area, race.area, &sum, 8), 0);
+		T_EQ(perdure_shared_commit(race.area), 0);
+	}
+	return NULL;
+}
+
+T(processes_and_threads_add_up)
+{
+	pid_t pid[3];
+
+	race.area = must_open(0);
+	for (int i = 0; i < 3; i++) {
+		pid[i] = t_fork();
+		if (!pid[i]) {
+			pthread_t t[2];
+
+			for (int k = 0; k < 2; k++)
+				T_EQ(pthread_create(&t[k], NULL, adds, NULL), 0);
+			for (int k = 0; k < 2; k++)
+				pthread_join(t[k], NULL);
+			_exit(0);
+		}
+	}
+	for (int i = 0; i < 3; i++)
+		T_EXITED(t_wait(pid[i]), 0);
+	memcpy(&race.sum, race.area, 8);
+	T_EQ(race.sum, 1800);
+	must_remove();
+}
+
+/* ---- death at every instruction ---- */
+
+static const struct {
+	size_t at, len;
+} ranges[] = { { 3, 41 }, { 4090, 20 } };
+
+static void fill(char *image, uint64_t version)
+{
+	for (size_t i = 0; i < ARRAY_LEN(ranges); i++)
+		t_fill(image + ranges[i].at, ranges[i].len, version * 10000 + ranges[i].at);
+}
+
+static void change(const char *p, const char *image)
+{
+	perdure_shared_begin(p, 0);
+	for (size_t i = 0; i < ARRAY_LEN(ranges); i++)
+		perdure_shared_stage(p, p + ranges[i].at, image + ranges[i].at, ranges[i].len);
+	perdure_shared_commit(p);
+}
+
+/* A child that is killed after so many instructions of an update; false when it was done by then. */
+static bool killed_after(const char *p, const char *image, long n)
+{
+	pid_t pid = t_fork();
+	bool alive = true;
+	int status;
+
+	if (!pid) {
+		if (ptrace(PTRACE_TRACEME))
+			_exit(77);
+		kill(getpid(), MARK);
+		change(p, image);
+		kill(getpid(), MARK);
+		_exit(0);
+	}
+	status = t_wait(pid);
+	if (WIFEXITED(status))
+		t_skip("ptrace is not allowed here");
+	T_ASSERT(WIFSTOPPED(status) && WSTOPSIG(status) == MARK);
+	for (; n && alive; n--) {
+		T_OK(ptrace(PTRACE_SINGLESTEP, pid, 0, 0));
+		status = t_wait(pid);
+		T_ASSERT(WIFSTOPPED(status));
+		alive = WSTOPSIG(status) != MARK;
+	}
+	kill(pid, SIGKILL);
+	t_wait(pid);
+	return alive;
+}
+
+T_LIMIT(death_at_every_instruction, 90)
+{
+	const char *p = must_open(0);
+	char old[SIZE] = { 0 }, new[SIZE] = { 0 };
+	uint64_t version = 1;
+	long n, count[3] = { 0 };
+
+	/* Once before, for the dynamic linker. */
+	change(p, new);
+	for (n = 0; ; n++) {
+		int what;
+
+		fill(new, version);
+		if (!killed_after(p, new, n))
+			break;
+		what = perdure_shared_begin(p, 0);
+		T_ASSERT(what >= 0);
+		count[what]++;
+		if (what == PERDURE_SHARED_UNDONE)
+			T_MEMEQ(p, old, SIZE);
+		else if (what == PERDURE_SHARED_COMPLETED)
+			T_MEMEQ(p, new, SIZE);
+		else
+			T_EXPECT(!memcmp(p, old, SIZE) || !memcmp(p, new, SIZE));
+		if (!memcmp(p, new, SIZE)) {
+			memcpy(old, new, SIZE);
+			version++;
+		}
+		T_EQ(perdure_shared_commit(p), 0);
+	}
+	t_note("%ld instructions: %ld undone, %ld completed, %ld neither", n, count[PERDURE_SHARED_UNDONE],
+	       count[PERDURE_SHARED_COMPLETED], count[0]);
+	T_EXPECT(count[PERDURE_SHARED_UNDONE] > 20);
+	T_EXPECT(count[PERDURE_SHARED_COMPLETED] > 20);
+	T_MEMEQ(p, new, SIZE);
+	must_remove();
+}
