@@ -99,7 +99,9 @@ def one(place: Path) -> None:
     if LAZY:
         loader = result["loader"]
         assert result["mode"] == "lazy" and loader["state"] == "complete", result
-        assert loader["by_load"] * 4096 >= taken["touched_bytes"] * 0.9, (loader, taken)
+        # Some of it CRIU needs before that, and what is around comes along
+        early = loader["by_load"] + loader["by_fault"] + loader["by_around"]
+        assert loader["by_load"] and early * 4096 >= taken["touched_bytes"], (loader, taken)
         assert loader["missing"] == 0 and loader["total"] * 4096 >= MEGABYTES << 20, loader
         accounted = sum(loader[key] for key in ("removed", "by_fault", "by_around", "by_load", "by_background"))
         assert accounted == loader["total"], loader
