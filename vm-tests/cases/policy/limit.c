@@ -598,7 +598,7 @@ static int poison(const char *plan, uint32_t flags, uint32_t burst, uint32_t int
 #define Q	(RESTART_QUARANTINE)
 #define L	(RESTART_LIMIT)
 
-T(quarantine)
+T_LIMIT(quarantine, 60)
 {
 	/* Told of without the flag, but not helped */
 	T_KILLED(poison("bbe", 0, 0, 0), SIGSEGV);

@@ -115,7 +115,7 @@ static void pol_setup(void)
 	t_sysctl("min_interval_ms", 60000);
 	t_put("/proc/sys/kernel/core_pattern", "/tmp/zlr-core");
 	t_put("/proc/sys/kernel/core_uses_pid", "0");
-	setrlimit(RLIMIT_CORE, &(struct rlimit){ 0, RLIM_INFINITY });
+	setrlimit(RLIMIT_CORE, &(struct rlimit){ RLIM_INFINITY, RLIM_INFINITY });
 }
 
 static void __attribute__((constructor)) pol_use_setup(void)

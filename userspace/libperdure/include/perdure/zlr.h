@@ -123,7 +123,6 @@ struct restart_policy {
 #define HREAD_NOWAIT		(1U << 0)
 
 /**
-<<<<<<< HEAD
  * DOC: semop flags
  *
  * %SEM_RECOVER
@@ -131,7 +130,8 @@ struct restart_policy {
  *     what the process held of the semaphore when it was restarted.
  */
 #define SEM_RECOVER		0x2000
-=======
+
+/**
  * DOC: reg_info flags
  *
  * %REG_SUSPECT_TWICE
@@ -147,7 +147,6 @@ struct restart_policy {
 #define REG_SUSPECT_TWICE	(1U << 0)
 #define REG_HANG		(1U << 1)
 #define REG_EXIT		(1U << 2)
->>>>>>> 0ddf45c (restartctl: give each registration a policy)
 
 /**
  * struct reg_info - Registration and last restart of the calling process
