@@ -53,6 +53,19 @@ static inline int getreginfo(struct reg_info *info)
 PERDURE_API ssize_t perdure_regpath(char *buf, size_t size);
 
 /*
+ * Say when this process, which is registered, is restarted: how often, when it hangs, when it exits
+ * with an error; and whether a restart leaves a core dump. size is sizeof(*policy). Returns 0.
+ */
+PERDURE_API int perdure_setpolicy(const struct restart_policy *policy, size_t size);
+PERDURE_API int perdure_getpolicy(struct restart_policy *policy, size_t size);
+
+/* The process is well. When it does not say so for policy.heartbeat_ns, that is a fault. */
+PERDURE_API int perdure_heartbeat(void);
+
+/* What these three call: RESTARTCTL_SET_POLICY and others. */
+PERDURE_API int restartctl(unsigned int op, void *arg, size_t size);
+
+/*
  * Read up to rlen bytes and hold them in the kernel; release dlen bytes, from the oldest held one
  * on, those returned by this call included. After a restart, held bytes are read again.
  * Returns the number of bytes read, 0 at end of file.

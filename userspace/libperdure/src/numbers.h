@@ -23,5 +23,8 @@
 #ifndef __NR_lsendfile
 #define __NR_lsendfile	505
 #endif
+#ifndef __NR_restartctl
+#define __NR_restartctl	506
+#endif
 
 #endif

@@ -35,6 +35,26 @@ int perdure_abi_version(void)
 	return syscall(__NR_getreginfo, NULL, (size_t)0, GETREGINFO_VERSION);
 }
 
+int restartctl(unsigned int op, void *arg, size_t size)
+{
+	return syscall(__NR_restartctl, op, arg, size, 0);
+}
+
+int perdure_setpolicy(const struct restart_policy *policy, size_t size)
+{
+	return restartctl(RESTARTCTL_SET_POLICY, (void *)policy, size);
+}
+
+int perdure_getpolicy(struct restart_policy *policy, size_t size)
+{
+	return restartctl(RESTARTCTL_GET_POLICY, policy, size);
+}
+
+int perdure_heartbeat(void)
+{
+	return restartctl(RESTARTCTL_HEARTBEAT, NULL, 0);
+}
+
 ssize_t hread(int fd, void *buf, size_t rlen, size_t dlen)
 {
 	return syscall(__NR_hread, fd, buf, rlen, dlen, 0);

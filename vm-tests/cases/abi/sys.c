@@ -66,6 +66,7 @@ T(sysctl_permissions)
 static void all_calls(int err)
 {
 	struct reg_info info;
+	struct restart_policy policy = {};
 	struct io_log log;
 	char buf[8] = "";
 	int p[2], fd;
@@ -82,6 +83,9 @@ static void all_calls(int err)
 	CALL(x_reregist(t_self, args, NULL, 1), 0);
 	CALL(x_getreginfo(&info), 1);
 	CALL(x_regpath(t_edge(PATH_MAX), PATH_MAX), strlen(t_self) + 1);
+	CALL(x_setpolicy(&policy), 0);
+	CALL(x_getpolicy(&policy), 0);
+	CALL(x_heartbeat(), 0);
 	CALL(x_unregister(), 0);
 	CALL(x_getreginfo(&info), 0);
 	CALL(x_hread(p[0], buf, 2, 1), 2);
@@ -113,6 +117,7 @@ TV(switched_off)
 	T_ERR(syscall(NR_lwrite, -1, NULL, 0, ~0u), EOPNOTSUPP);
 	T_ERR(syscall(NR_lsendfile, -1, -1, NULL, 0, ~0u), EOPNOTSUPP);
 	T_ERR(syscall(NR_getiolog, -1, NULL, 0, ~0u), EOPNOTSUPP);
+	T_ERR(syscall(NR_restartctl, ~0u, NULL, 0, ~0u), EOPNOTSUPP);
 	T_OK(t_sysctl("enabled", 1));
 	/* The registration stays. */
 	T_EQ(x_getreginfo(&info), 1);

@@ -48,6 +48,7 @@
 #define NR_lwrite	503
 #define NR_getiolog	504
 #define NR_lsendfile	505
+#define NR_restartctl	506
 
 #define T_UNUSED	__attribute__((unused))
 #define ARRAY_LEN(a)	(sizeof(a) / sizeof((a)[0]))
@@ -474,6 +475,24 @@ static T_UNUSED long x_getiolog(int fd, struct io_log *log)
 {
 	return t_variant == T_LIB ? getiolog(fd, log) :
 	       syscall(NR_getiolog, fd, log, sizeof(*log), 0);
+}
+
+static T_UNUSED long x_setpolicy(const struct restart_policy *policy)
+{
+	return t_variant == T_LIB ? perdure_setpolicy(policy, sizeof(*policy)) :
+	       syscall(NR_restartctl, RESTARTCTL_SET_POLICY, policy, sizeof(*policy), 0);
+}
+
+static T_UNUSED long x_getpolicy(struct restart_policy *policy)
+{
+	return t_variant == T_LIB ? perdure_getpolicy(policy, sizeof(*policy)) :
+	       syscall(NR_restartctl, RESTARTCTL_GET_POLICY, policy, sizeof(*policy), 0);
+}
+
+static T_UNUSED long x_heartbeat(void)
+{
+	return t_variant == T_LIB ? perdure_heartbeat() :
+	       syscall(NR_restartctl, RESTARTCTL_HEARTBEAT, NULL, 0, 0);
 }
 
 /* The counters of a file must be exactly these. */

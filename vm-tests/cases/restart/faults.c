@@ -234,7 +234,8 @@ ROLE(check_fault)
 		T_EQ(info.fault_addr, t_word[W_ADDR]);
 	T_EQ(info.fault_tid, t_word[W_TID]);
 	T_EQ(info.suspect_fd, -1);
-	T_EQ(info.reserved, 0);
+	T_EQ(info.flags, 0);
+	T_EQ(info.core_pid, 0);
 	T_RANGE(info.fault_time_ns, t_word[W_START], now);
 	T_EXPECT(info.retain_ns > 0);
 	T_EXPECT(info.exec_ns > 0);

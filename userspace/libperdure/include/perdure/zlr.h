@@ -39,6 +39,82 @@
 #define GETREGINFO_PATH		(1U << 1)
 
 /**
+ * DOC: restartctl operations
+ *
+ * %RESTARTCTL_SET_POLICY
+ *     Replace the policy of the calling process by a &struct restart_policy.
+ *
+ * %RESTARTCTL_GET_POLICY
+ *     Tell the policy.
+ *
+ * %RESTARTCTL_HEARTBEAT
+ *     The process is well.  The argument must be NULL and its size 0.
+ */
+#define RESTARTCTL_SET_POLICY	1
+#define RESTARTCTL_GET_POLICY	2
+#define RESTARTCTL_HEARTBEAT	3
+
+/**
+ * DOC: restart_policy flags
+ *
+ * %RESTART_LIMIT
+ *     A fault is transient unless the last @interval_ms saw @burst restarts.
+ *     Without it the sysctl kernel.restart.min_interval_ms rules.
+ *
+ * %RESTART_QUARANTINE
+ *     A fault with the same suspect as the fault before is restarted even at
+ *     the limit, once for each open file, and not counted.
+ *
+ * %RESTART_ON_EXIT
+ *     exit_group(2) with a status other than 0 is a fault.
+ *
+ * %RESTART_CORE
+ *     A restart leaves a core dump, written by a child process.
+ */
+#define RESTART_LIMIT		(1U << 0)
+#define RESTART_QUARANTINE	(1U << 1)
+#define RESTART_ON_EXIT		(1U << 2)
+#define RESTART_CORE		(1U << 3)
+
+/* Range of restart_policy.burst and, unless 0, restart_policy.heartbeat_ns */
+#define RESTART_BURST_MAX	64
+#define RESTART_HEARTBEAT_MIN	1000000ULL
+#define RESTART_HEARTBEAT_MAX	86400000000000ULL
+
+/**
+ * struct restart_policy - When a process is restarted
+ *
+ * Argument of restartctl().  This structure can grow; the size argument tells
+ * which one is meant, at least %RESTART_POLICY_SIZE_VER0.
+ */
+struct restart_policy {
+	/**
+	 * @flags: %RESTART_LIMIT and others.
+	 */
+	__u32 flags;
+	/**
+	 * @burst: With %RESTART_LIMIT: so many restarts, 1 to
+	 * %RESTART_BURST_MAX; else 0.
+	 */
+	__u32 burst;
+	/**
+	 * @interval_ms: With %RESTART_LIMIT: in any so many milliseconds, 0
+	 * for no limit; else 0.
+	 */
+	__u32 interval_ms;
+	/**
+	 * @reserved: 0.
+	 */
+	__u32 reserved;
+	/**
+	 * @heartbeat_ns: Deadline from one heartbeat to the next; 0: none.
+	 */
+	__u64 heartbeat_ns;
+};
+
+#define RESTART_POLICY_SIZE_VER0	24
+
+/**
  * DOC: hread flags
  *
  * %HREAD_NOWAIT
@@ -54,6 +130,23 @@
  *     what the process held of the semaphore when it was restarted.
  */
 #define SEM_RECOVER		0x2000
+
+/**
+ * DOC: reg_info flags
+ *
+ * %REG_SUSPECT_TWICE
+ *     This fault and the one before have the same suspect, the open file at
+ *     @suspect_fd.
+ *
+ * %REG_HANG
+ *     The heartbeat stopped.  The signal is %SIGABRT with %SI_KERNEL.
+ *
+ * %REG_EXIT
+ *     The old generation exited: @signo is 0 and @code the exit status.
+ */
+#define REG_SUSPECT_TWICE	(1U << 0)
+#define REG_HANG		(1U << 1)
+#define REG_EXIT		(1U << 2)
 
 /**
  * struct reg_info - Registration and last restart of the calling process
@@ -94,7 +187,7 @@ struct reg_info {
 	 */
 	__s32 fault_tid;
 	/**
-	 * @suspect_fd: File descriptor that the old generation passed to
+	 * @suspect_fd: File descriptor that the old generation read with
 	 * hread() last, or -1.
 	 */
 	__s32 suspect_fd;
@@ -121,9 +214,14 @@ struct reg_info {
 	 */
 	__u64 restarts;
 	/**
-	 * @reserved: 0.
+	 * @flags: %REG_HANG and others: more about the fault.
 	 */
-	__u64 reserved;
+	__u32 flags;
+	/**
+	 * @core_pid: Child that wrote the core dump, in the PID namespace of
+	 * the process; 0 if there is none.
+	 */
+	__s32 core_pid;
 };
 
 #define REG_INFO_SIZE_VER0	88

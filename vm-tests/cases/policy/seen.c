@@ -1,0 +1,460 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+/* What /proc/PID/restart and /proc/restart_log tell, and to whom. */
+#include "pol.h"
+
+#include <sys/epoll.h>
+#include <sys/mount.h>
+#include <sys/user.h>
+
+enum { W_RUNS, W_READY, W_STOP, W_TIME };
+
+static char *args[] = { "prog", NULL };
+
+/* ---- /proc/PID/restart ---- */
+
+T(not_registered)
+{
+	char path[64], text[4096];
+
+	snprintf(path, sizeof(path), "/proc/%d/restart", getpid());
+	T_EQ(t_get(path, text, sizeof(text)), (int)strlen("registered:\t0\n"));
+	T_STREQ(text, "registered:\t0\n");
+	T_EQ(t_get("/proc/1/restart", text, sizeof(text)), (int)strlen("registered:\t0\n"));
+	snprintf(path, sizeof(path), "/proc/self/task/%d/restart", getpid());
+	T_ERR(open(path, O_RDONLY), ENOENT);
+	/* A thing of the process: no longer there when it has exited. */
+	T_EQ(x_reregist(t_self, args, NULL, 1), 0);
+	T_EQ(proc_num(getpid(), "registered"), 1);
+	T_EQ(x_unregister(), 0);
+	T_STREQ(proc_line(getpid(), "registered"), "0");
+	T_EXPECT(!proc_line(getpid(), "generation"));
+}
+
+T(registered)
+{
+	char *odd[] = { "a b", "", "new\nline", "back\\slash", "\xc3\xa4", NULL };
+
+	T_EQ(x_reregist(t_self, odd, NULL, -7), 0);
+	T_STREQ(proc_line(getpid(), "registered"), "1");
+	T_STREQ(proc_line(getpid(), "child_id"), "-7");
+	T_STREQ(proc_line(getpid(), "generation"), "1");
+	T_STREQ(proc_line(getpid(), "restarts"), "0");
+	T_STREQ(proc_line(getpid(), "cause"), "none");
+	T_STREQ(proc_line(getpid(), "signo"), "0");
+	T_STREQ(proc_line(getpid(), "suspect_fd"), "-1");
+	T_STREQ(proc_line(getpid(), "policy"), "-");
+	T_STREQ(proc_line(getpid(), "burst"), "1");
+	T_STREQ(proc_line(getpid(), "interval_ms"), "60000");
+	T_STREQ(proc_line(getpid(), "left"), "1");
+	T_STREQ(proc_line(getpid(), "heartbeat_ns"), "0");
+	T_STREQ(proc_line(getpid(), "heartbeat_left_ns"), "0");
+	T_STREQ(proc_line(getpid(), "held_bytes"), "0");
+	T_STREQ(proc_line(getpid(), "path"), t_self);
+	T_STREQ(proc_line(getpid(), "argv"), "a\\040b  new\\012line back\\134slash \\303\\244");
+	T_STREQ(proc_line(getpid(), "fault_addr"), "0x0");
+	policy(RESTART_LIMIT | RESTART_QUARANTINE | RESTART_ON_EXIT | RESTART_CORE, 5, 7000, 0);
+	T_STREQ(proc_line(getpid(), "policy"), "limit quarantine exit core");
+	T_STREQ(proc_line(getpid(), "burst"), "5");
+	T_STREQ(proc_line(getpid(), "interval_ms"), "7000");
+	T_STREQ(proc_line(getpid(), "left"), "5");
+	policy(RESTART_ON_EXIT, 0, 0, 0);
+	T_STREQ(proc_line(getpid(), "policy"), "exit");
+}
+
+ROLE(stay)
+{
+	t_word[W_READY] = 1;
+	while (!t_word[W_STOP])
+		t_sleep_ms(5);
+	return 0;
+}
+
+T(after_a_restart)
+{
+	pid_t pid = t_fork();
+
+	if (!pid) {
+		t_register("stay", NULL);
+		t_crash();
+	}
+	while (!t_word[W_READY])
+		t_sleep_ms(5);
+	T_EQ(proc_num(pid, "generation"), 2);
+	T_EQ(proc_num(pid, "restarts"), 1);
+	T_STREQ(proc_line(pid, "cause"), "fault");
+	T_EQ(proc_num(pid, "signo"), SIGSEGV);
+	T_EQ(proc_num(pid, "code"), SEGV_MAPERR);
+	T_EQ(proc_num(pid, "fault_tid"), pid);
+	T_STREQ(proc_line(pid, "fault_addr"), "0x1230");
+	T_EQ(proc_num(pid, "left"), 0);
+	T_EXPECT(proc_num(pid, "exec_ns") > 0);
+	T_EXPECT(proc_num(pid, "fault_time_ns") > 0);
+	/* Counts for everyone, addresses for those who may look into the process. */
+	T_CHILD {
+		t_drop_root();
+		T_EQ(proc_num(pid, "generation"), 2);
+		T_EQ(proc_num(pid, "signo"), SIGSEGV);
+		T_EXPECT(!proc_line(pid, "fault_addr"));
+		T_EXPECT(!proc_line(pid, "path"));
+		T_EXPECT(!proc_line(pid, "argv"));
+	}
+	t_word[W_STOP] = 1;
+	T_EXITED(t_wait(pid), 0);
+}
+
+T(held_bytes)
+{
+	char buf[8];
+	int p[2], q[2];
+
+	T_EQ(x_reregist(t_self, args, NULL, 0), 0);
+	T_OK(pipe(p));
+	T_OK(pipe(q));
+	T_EQ(write(p[1], "abcdefgh", 8), 8);
+	T_EQ(write(q[1], "abcdefgh", 8), 8);
+	T_EQ(hread(p[0], buf, 5, 0), 5);
+	T_EQ(hread(q[0], buf, 8, 1), 8);
+	T_EQ(proc_num(getpid(), "held_bytes"), 12);
+	T_CHILD {
+		T_EQ(proc_num(getppid(), "held_bytes"), 12);
+		T_EQ(x_reregist(t_self, args, NULL, 0), 0);
+		T_EQ(proc_num(getpid(), "held_bytes"), 0);
+	}
+	close(q[0]);
+	T_EQ(proc_num(getpid(), "held_bytes"), 5);
+}
+
+/* ---- the log ---- */
+
+T(log_file)
+{
+	char text[4096];
+	struct stat st;
+	int fd;
+
+	T_OK(stat("/proc/restart_log", &st));
+	T_EQ(st.st_mode, S_IFREG | 0444);
+	fd = log_open();
+	T_EQ(read(fd, text, sizeof(text)), 0);
+	T_EQ(poll(&(struct pollfd){ .fd = fd, .events = POLLIN }, 1, 0), 0);
+	T_ERR(lseek(fd, 1, SEEK_SET), EINVAL);
+	T_ERR(lseek(fd, -1, SEEK_END), EINVAL);
+	T_ERR(lseek(fd, 0, SEEK_CUR), EINVAL);
+	T_OK(lseek(fd, 0, SEEK_SET));
+	close(fd);
+	t_drop_root();
+	T_ERR(open("/proc/restart_log", O_WRONLY), EACCES);
+}
+
+ROLE(done)
+{
+	(void)argc;
+	return t_generation() == 2 ? 0 : 1;
+}
+
+static pid_t crash(const char *role, uint32_t flags)
+{
+	pid_t pid = t_fork();
+
+	if (!pid) {
+		t_register(role, NULL);
+		policy(flags, 0, 0, 0);
+		t_word[W_TIME] = t_now_ns();
+		t_crash();
+	}
+	T_EXITED(t_wait(pid), 0);
+	return pid;
+}
+
+#define REC(key, want)	T_STREQ(log_value(rec, key), want)
+#define REC_NUM(key)	strtoull(log_value(rec, key), NULL, 10)
+
+T(record)
+{
+	char text[65536], self[PATH_MAX];
+	struct timespec now;
+	const char *rec;
+	int fd = log_open();
+	pid_t pid;
+	ssize_t n;
+
+	pid = crash("done", RESTART_CORE);
+	rec = log_next(fd, pid);
+	REC("rung", "restart");
+	REC("cause", "fault");
+	REC("outcome", "restarted");
+	REC("error", "0");
+	REC("generation", "2");
+	REC("child_id", "0");
+	REC("suspect_fd", "-1");
+	REC("suspect_twice", "0");
+	REC("uid", "0");
+	REC("comm", "policy-seen");
+	snprintf(self, sizeof(self), "%s", t_self);
+	REC("path", self);
+	T_EQ(REC_NUM("signo"), SIGSEGV);
+	T_EQ(REC_NUM("code"), SEGV_MAPERR);
+	T_EQ(REC_NUM("tid"), (uint64_t)pid);
+	T_EXPECT(REC_NUM("core_pid") > 0);
+	T_EXPECT(REC_NUM("retain_ns") && REC_NUM("exec_ns") && REC_NUM("restore_ns"));
+	T_RANGE(REC_NUM("mono_ns"), t_word[W_TIME], t_now_ns());
+	T_OK(clock_gettime(CLOCK_REALTIME, &now));
+	T_RANGE(REC_NUM("time_ns"), (now.tv_sec - 100ull * t_slow()) * 1000000000, (now.tv_sec + 1ull) * 1000000000);
+
+	/* Again from the start; whole records only */
+	T_OK(lseek(fd, 0, SEEK_SET));
+	T_ERR(read(fd, text, 20), EINVAL);
+	T_ERR(read(fd, t_none(), 65536), EFAULT);
+	n = T_OK(read(fd, text, 700));
+	T_EXPECT(n > 20 && text[n - 1] == '\n');
+	T_MEMEQ(text, "seq=", 4);
+	close(fd);
+}
+
+T(outcomes)
+{
+	const char *rec;
+	char path[128];
+	int fd = log_open();
+	pid_t pid;
+
+	/* At the limit */
+	pid = t_fork();
+	if (!pid) {
+		t_register("stay", NULL);
+		T_OK(t_sysctl("min_interval_ms", 600000));
+		t_word[W_STOP] = 1;
+		policy(RESTART_LIMIT | RESTART_ON_EXIT, 1, 600000, 0);
+		t_crash();
+	}
+	T_EXITED(t_wait(pid), 0);
+	rec = log_next(fd, pid);
+	REC("outcome", "restarted");
+	pid = t_fork();
+	if (!pid) {
+		t_register("fault_on", NULL);
+		t_crash();
+	}
+	T_KILLED(t_wait(pid), SIGBUS);
+	rec = log_next(fd, pid);
+	REC("outcome", "restarted");
+	REC("signo", "11");
+	rec = log_next(fd, pid);
+	REC("outcome", "limit");
+	REC("signo", "7");
+	REC("generation", "2");
+	REC("exec_ns", "0");
+
+	/* The program is gone */
+	t_copy("/bin/true", t_path(path, "a b"), 0755);
+	pid = t_fork();
+	if (!pid) {
+		T_EQ(x_reregist(path, args, NULL, 5), 0);
+		T_OK(unlink(path));
+		t_crash();
+	}
+	T_KILLED(t_wait(pid), SIGSEGV);
+	rec = log_next(fd, pid);
+	REC("outcome", "failed");
+	T_EQ(REC_NUM("error"), ENOENT);
+	REC("generation", "1");
+	REC("child_id", "5");
+	T_EXPECT(strstr(log_value(rec, "path"), "/a\\040b"));
+
+	/* An exit, a hang */
+	pid = t_fork();
+	if (!pid) {
+		t_register("done", NULL);
+		policy(RESTART_ON_EXIT, 0, 0, 0);
+		_exit(9);
+	}
+	T_EXITED(t_wait(pid), 0);
+	rec = log_next(fd, pid);
+	REC("cause", "exit");
+	REC("signo", "0");
+	REC("code", "9");
+	pid = t_fork();
+	if (!pid) {
+		t_register("done", NULL);
+		policy(0, 0, 0, BEAT_MS * MS);
+		for (;;)
+			;
+	}
+	T_EXITED(t_wait(pid), 0);
+	rec = log_next(fd, pid);
+	REC("cause", "hang");
+	T_EQ(REC_NUM("signo"), SIGABRT);
+	T_OK(t_sysctl("min_interval_ms", 60000));
+	close(fd);
+}
+
+ROLE(fault_on)
+{
+	raise(SIGBUS);
+	return 0;
+}
+
+/* An image that the kernel takes, and that fails with the old one gone */
+T(lost)
+{
+	const char *rec;
+	int fd = log_open();
+	char path[128];
+	pid_t pid;
+
+	/* It needs more address space than its limit allows. */
+	t_copy(t_self, t_path(path, "prog"), 0755);
+	pid = t_fork();
+	if (!pid) {
+		T_EQ(x_reregist(path, args, NULL, 0), 0);
+		T_OK(setrlimit(RLIMIT_AS, &(struct rlimit){ 4 * t_page(), 4 * t_page() }));
+		t_crash();
+	}
+	T_EXPECT(WIFSIGNALED(t_wait(pid)));
+	rec = log_next(fd, pid);
+	T_EXPECT(!strcmp(log_value(rec, "outcome"), "lost") || !strcmp(log_value(rec, "outcome"), "failed"));
+	T_EXPECT(REC_NUM("error") > 0);
+	close(fd);
+}
+
+T(polling)
+{
+	struct epoll_event ev = { .events = EPOLLIN };
+	int fd = log_open(), ep = T_OK(epoll_create1(0));
+	char text[65536];
+	pid_t pid;
+
+	T_OK(epoll_ctl(ep, EPOLL_CTL_ADD, fd, &ev));
+	T_EQ(epoll_wait(ep, &ev, 1, 0), 0);
+	pid = t_fork();
+	if (!pid) {
+		t_sleep_ms(100);
+		t_register("done", NULL);
+		t_crash();
+	}
+	T_EQ(epoll_wait(ep, &ev, 1, 10000 * t_slow()), 1);
+	T_EQ(ev.events, EPOLLIN);
+	T_EXITED(t_wait(pid), 0);
+	T_EXPECT(read(fd, text, sizeof(text)) > 0);
+	T_EQ(read(fd, text, sizeof(text)), 0);
+	T_EQ(epoll_wait(ep, &ev, 1, 0), 0);
+	close(ep);
+	close(fd);
+}
+
+/* Others' records are not there, and nobody is woken for them. */
+T(other_users)
+{
+	int ready[2];
+	char c;
+	pid_t pid;
+
+	T_OK(pipe(ready));
+	pid = t_fork();
+	if (!pid) {
+		struct pollfd p = { .events = POLLIN };
+		const char *rec;
+		char text[65536];
+
+		t_drop_root();
+		p.fd = log_open();
+		T_EQ(write(ready[1], "x", 1), 1);
+		while (!t_word[W_STOP])
+			t_sleep_ms(5);
+		T_EQ(poll(&p, 1, 0), 0);
+		T_EQ(read(p.fd, text, sizeof(text)), 0);
+		/* One's own are. */
+		pid = crash("done", 0);
+		rec = log_next(p.fd, pid);
+		T_EQ(REC_NUM("uid"), T_NOBODY);
+		T_OK(lseek(p.fd, 0, SEEK_SET));
+		T_EXPECT(read(p.fd, text, sizeof(text)) > 0);
+		T_EXPECT(!strstr(text, " uid=0 "));
+		_exit(0);
+	}
+	T_EQ(read(ready[0], &c, 1), 1);
+	crash("done", 0);
+	t_word[W_STOP] = 1;
+	T_EXITED(t_wait(pid), 0);
+}
+
+T(namespaces)
+{
+	int fd = log_open();
+	const char *rec;
+	pid_t pid;
+
+	T_CHILD {
+		T_OK(unshare(CLONE_NEWPID | CLONE_NEWNS));
+		T_OK(mount(NULL, "/", NULL, MS_REC | MS_PRIVATE, NULL));
+		pid = T_OK(fork());
+		if (!pid) {
+			int in;
+			char text[65536];
+
+			T_OK(mount("none", "/proc", "proc", 0, NULL));
+			in = T_OK(open("/proc/restart_log", O_RDONLY));
+			/* What has been before is not of this namespace. */
+			T_EQ(read(in, text, sizeof(text)), 0);
+			pid = crash("done", 0);
+			T_EXPECT(pid < 100);
+			rec = log_next(in, pid);
+			REC("outcome", "restarted");
+			T_EQ(REC_NUM("tid"), (uint64_t)pid);
+			t_word[W_READY] = pid;
+			_exit(0);
+		}
+		T_EXITED(t_wait(pid), 0);
+	}
+	/* From outside, the process has another number. */
+	{
+		struct pollfd p = { .fd = fd, .events = POLLIN };
+		char text[65536];
+		ssize_t n;
+
+		T_EQ(poll(&p, 1, 5000), 1);
+		n = T_OK(read(fd, text, sizeof(text) - 1));
+		text[n] = 0;
+		rec = text;
+		T_EQ(REC_NUM("tid"), t_word[W_READY]);
+		T_EXPECT(REC_NUM("pid") > REC_NUM("tid"));
+	}
+	close(fd);
+}
+
+ROLE(until)
+{
+	if (t_generation() < 301)
+		t_crash();
+	return 0;
+}
+
+T_LIMIT(overrun, 60)
+{
+	char text[65536];
+	unsigned long long seq, first = 0, last = 0;
+	int fd = log_open(), count = 0;
+	pid_t pid = t_fork();
+	ssize_t n;
+
+	if (!pid) {
+		t_register("until", NULL);
+		policy(RESTART_LIMIT, 1, 0, 0);
+		t_crash();
+	}
+	T_EXITED(t_wait(pid), 0);
+	while ((n = T_OK(read(fd, text, sizeof(text) - 1))) > 0) {
+		text[n] = 0;
+		for (char *l = strtok(text, "\n"); l; l = strtok(NULL, "\n")) {
+			T_EQ(sscanf(l, "seq=%llu ", &seq), 1);
+			if (!count++)
+				first = seq;
+			else
+				T_EQ(seq, last + 1);
+			last = seq;
+		}
+	}
+	T_EQ(count, 256);
+	T_EQ(last - first, 255);
+	close(fd);
+}
