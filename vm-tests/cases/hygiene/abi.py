@@ -126,6 +126,9 @@ def user_header() -> Iterator[str]:
     ours = (LIBRARY / "include/perdure/zlr.h").read_text()
     if ours != kernel_text(UAPI).replace("_UAPI_LINUX_ZLR_H", "_LINUX_ZLR_H"):
         yield f"userspace/libperdure/include/perdure/zlr.h is not {UAPI} of the series"
+    lazy = "include/uapi/linux/lazy_loader.h"
+    if (LIBRARY / "include/perdure/lazy_loader.h").read_text() != kernel_text(lazy).replace("_UAPI_LINUX", "_LINUX"):
+        yield f"userspace/libperdure/include/perdure/lazy_loader.h is not {lazy} of the series"
 
 
 def documented_errors(name: str) -> set[str]:

@@ -1,0 +1,219 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+/* What is refused, and what happens when the image cannot be read. */
+#include "nf.h"
+
+#include <sys/klog.h>
+#include <sys/mount.h>
+
+T(attach_errors)
+{
+	char *p = nf_map(64), path[PATH_MAX];
+	int image = nf_image(1, 64), uffd = nf_uffd(), raw = T_OK(syscall(SYS_userfaultfd, 0)), fd;
+	struct uffdio_lazy_extent e[2] = { nf_extent(p, 8, 0), nf_extent(p + 8 * PG, 8, 8) };
+	struct uffdio_lazy_attach good = nf_args(image, e, 2, 0), a;
+	struct {
+		struct uffdio_lazy_attach a;
+		uint64_t more;
+	} big;
+
+	nf_register(uffd, p, 64);
+#define REFUSED(err, change) do { \
+	a = good; \
+	change; \
+	T_ERR(ioctl(uffd, UFFDIO_LAZY_ATTACH, &a), err); \
+} while (0)
+	T_ERR(ioctl(raw, UFFDIO_LAZY_ATTACH, &good), EINVAL);
+	T_ERR(ioctl(uffd, UFFDIO_LAZY_ATTACH, NULL), EFAULT);
+	T_ERR(ioctl(uffd, UFFDIO_LAZY_ATTACH, t_edge(8)), EINVAL);
+	REFUSED(EINVAL, a.size = 47);
+	REFUSED(EINVAL, a.flags = 2);
+	REFUSED(EINVAL, a.reserved = 1);
+	REFUSED(EINVAL, a.nr_extents = 0);
+	REFUSED(EINVAL, a.nr_extents = (1 << 20) + 1);
+	REFUSED(EINVAL, a.chunk_pages = 513);
+	REFUSED(EFAULT, a.extents = (uintptr_t)t_gone());
+	REFUSED(EBADF, a.image_fd = -1);
+	REFUSED(EBADF, a.image_fd = 800);
+	REFUSED(EBADF, a.event_fd = 800);
+	REFUSED(EINVAL, a.event_fd = image);
+	REFUSED(EINVAL, a.image_fd = T_OK(open("/tmp", O_RDONLY | O_DIRECTORY)));
+	REFUSED(EINVAL, a.image_fd = T_OK(open("/dev/zero", O_RDONLY)));
+	REFUSED(EBADF, a.image_fd = T_OK(open(t_path(path, "image1"), O_PATH)));
+	REFUSED(ESTALE, a.image_size = 63 * PG);
+	memset(&big, 0, sizeof(big));
+	big.a = good;
+	big.a.size = sizeof(big);
+	big.more = 1;
+	T_ERR(ioctl(uffd, UFFDIO_LAZY_ATTACH, &big), E2BIG);
+#define BAD_EXTENT(err, change) do { \
+	struct uffdio_lazy_extent saved = e[1]; \
+	change; \
+	T_ERR(ioctl(uffd, UFFDIO_LAZY_ATTACH, &good), err); \
+	e[1] = saved; \
+} while (0)
+	BAD_EXTENT(EINVAL, e[1].addr += 8);
+	BAD_EXTENT(EINVAL, e[1].len += 8);
+	BAD_EXTENT(EINVAL, e[1].len = 0);
+	BAD_EXTENT(EINVAL, e[1].offset += 512);
+	BAD_EXTENT(EINVAL, e[1].offset = 57 * PG);
+	BAD_EXTENT(EINVAL, e[1].offset = -PG);
+	BAD_EXTENT(EINVAL, e[1].addr = -PG);
+	BAD_EXTENT(EINVAL, e[1].len = -PG);
+	BAD_EXTENT(EEXIST, e[1].addr -= PG);
+	/* Nothing of what was refused is left: no loader, no hole, no hold on the image */
+	T_ERR(ioctl(uffd, UFFDIO_LAZY_STAT, &(struct uffdio_lazy_stat){ .size = 144 }), ENXIO);
+	fd = T_OK(open(t_path(path, "image1"), O_RDWR));
+	T_ERR(ioctl(uffd, UFFDIO_LAZY_ATTACH, &good), ETXTBSY);
+	close(fd);
+	big.more = 0;
+	big.a.image_size = 64 * PG;
+	T_OK(ioctl(uffd, UFFDIO_LAZY_ATTACH, &big));
+	T_EQ(nf_stat(uffd).total, 16);
+	T_ERR(open(path, O_RDWR), ETXTBSY);
+	T_ERR(truncate(path, 0), ETXTBSY);
+	T_EQ(nf_count(p, 1, 0, 16), 16);
+}
+
+T(load_and_stat_errors)
+{
+	int uffd;
+	char *p = nf_missing(&uffd, 1, 8);
+	struct uffdio_range r = { (uintptr_t)p, 8 * PG };
+	struct uffdio_lazy_load good = { .size = sizeof(good), .ranges = (uintptr_t)&r, .nr_ranges = 1 }, l;
+	struct uffdio_lazy_stat st = { .size = 143 };
+
+#define LOAD_REFUSED(err, change) do { \
+	l = good; \
+	change; \
+	T_ERR(ioctl(uffd, UFFDIO_LAZY_LOAD, &l), err); \
+} while (0)
+	LOAD_REFUSED(EINVAL, l.size = 31);
+	LOAD_REFUSED(EINVAL, l.flags = 2);
+	LOAD_REFUSED(EINVAL, l.nr_ranges = (1 << 20) + 1);
+	LOAD_REFUSED(EFAULT, l.ranges = (uintptr_t)t_gone());
+	r.len = 0;
+	LOAD_REFUSED(EINVAL, (void)0);
+	r.len = 100;
+	LOAD_REFUSED(EINVAL, (void)0);
+	r.len = -PG;
+	LOAD_REFUSED(EINVAL, (void)0);
+	T_ERR(ioctl(uffd, UFFDIO_LAZY_STAT, &st), EINVAL);
+	T_ERR(ioctl(uffd, UFFDIO_LAZY_STAT, NULL), EFAULT);
+	T_EQ(nf_stat(uffd).missing, 8);
+	T_ERR(ioctl(nf_uffd(), UFFDIO_LAZY_LOAD, &good), ENXIO);
+}
+
+/* All of a loader that has failed: for the process, for its children, in the log */
+static void failed(int uffd, char *p, unsigned long n, int error, const char *name)
+{
+	static char log[1 << 16];
+	char *line;
+	int len;
+
+	T_EQ(nf_wait(uffd), UFFD_LAZY_FAILED);
+	T_EQ(nf_stat(uffd).error, error);
+	T_EXPECT(nf_bus(p + (n - 1) * PG));
+	T_EXPECT(nf_bus(p + (n - 2) * PG));
+	T_ERR(write(T_OK(memfd_create("m", 0)), p + (n - 3) * PG, 10), EFAULT);
+	T_CHILD {
+		T_EXPECT(nf_bus(p + (n - 4) * PG));
+	}
+	T_ERR(nf_load(uffd, p, 1, 0, NULL), EIO);
+	close(uffd);
+	T_EXPECT(nf_bus(p + (n - 5) * PG));
+	/* New memory is new */
+	T_OK(madvise(p + (n - 5) * PG, PG, MADV_DONTNEED));
+	T_EXPECT(nf_zero(p + (n - 5) * PG));
+	T_EXPECT(mmap(p + (n - 6) * PG, PG, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0) != MAP_FAILED);
+	T_EXPECT(nf_zero(p + (n - 6) * PG));
+	len = klogctl(3, log, sizeof(log) - 1);
+	T_ASSERT(len > 0);
+	log[len] = 0;
+	line = strstr(log, "lazy_loader: ");
+	T_ASSERT(line);
+	line[strcspn(line, "\n")] = 0;
+	t_note("%s", line);
+	T_EXPECT(strstr(line, name));
+	T_EXPECT(strstr(line, "SIGBUS"));
+	/* Once */
+	T_EXPECT(!strstr(line + strlen(line) + 1, "lazy_loader: "));
+	klogctl(5, NULL, 0);
+}
+
+/* Somebody has touched the image: found by a fault in the page cache, by the worker, by a debugger */
+T(image_changed)
+{
+	struct timespec times[2] = { { 1000, 0 }, { 1000, 0 } };
+	char path[PATH_MAX];
+
+	klogctl(5, NULL, 0);
+	for (int how = 0; how < 3; how++) {
+		int uffd, mem;
+		char *p = nf_missing(&uffd, 1, 64), buf[8];
+
+		T_EXPECT(nf_is(p, 1, 0));
+		T_OK(utimensat(AT_FDCWD, t_path(path, "image1"), times, 0));
+		if (how == 0) {
+			T_EXPECT(nf_bus(p + PG));
+		} else if (how == 1) {
+			nf_start(uffd);
+		} else {
+			mem = T_OK(open("/proc/self/mem", O_RDONLY));
+			T_ERR(pread(mem, buf, 8, (off_t)(uintptr_t)p + 2 * PG), EIO);
+		}
+		failed(uffd, p, 64, ESTALE, "image1");
+		T_EXPECT(nf_is(p, 1, 0));
+		times[1].tv_sec++;
+	}
+}
+
+/* A file system on a file that is then cut off: reading it fails, after some of it has been read */
+static void *touch(void *p)
+{
+	int fd = memfd_create("m", 0);
+	long ret = write(fd, p, 1);
+
+	close(fd);
+	return (void *)(uintptr_t)(ret == -1 ? errno : 0);
+}
+
+T_LIMIT(image_unreadable, 40)
+{
+	static const char *const mount_it =
+		"rm -rf /mnt/bad && mkdir /mnt/bad && truncate -s 16M /mnt/bad.img && "
+		"mkfs.ext4 -q -F -O ^has_journal /mnt/bad.img && mount $(losetup -f --show /mnt/bad.img) /mnt/bad";
+	int uffd, image, ev = T_OK(eventfd(0, 0));
+	struct uffdio_lazy_extent e;
+	struct uffdio_lazy_attach a;
+	pthread_t th[4];
+	uint64_t told;
+	void *err;
+	char *p;
+
+	T_ASSERT(!access("/mnt/nf", F_OK)); /* disk.sh */
+	T_ASSERT(!system(mount_it));
+	image = nf_image_at("/mnt/bad/image", 1, 1000);
+	T_ASSERT(!system("sync"));
+	T_OK(t_put("/proc/sys/vm/drop_caches", "3"));
+	klogctl(5, NULL, 0);
+	p = nf_map(1000);
+	uffd = nf_uffd();
+	nf_register(uffd, p, 1000);
+	e = nf_extent(p, 1000, 0);
+	a = nf_args(image, &e, 1, 10);
+	a.event_fd = ev;
+	T_OK(ioctl(uffd, UFFDIO_LAZY_ATTACH, &a));
+	T_EXPECT(nf_is(p, 1, 0));
+	T_RANGE(nf_stat(uffd).faults_io, 1, 2);
+	T_OK(truncate("/mnt/bad.img", 512 * 1024));
+	for (int i = 0; i < 4; i++)
+		T_OK(-pthread_create(&th[i], NULL, touch, p + (900 + i) * PG));
+	for (int i = 0; i < 4; i++) {
+		T_OK(-pthread_join(th[i], &err));
+		T_EQ((uintptr_t)err, EFAULT);
+	}
+	T_EQ(read(ev, &told, sizeof(told)), 8);
+	failed(uffd, p, 1000, EIO, "image");
+	close(image);
+	umount2("/mnt/bad", MNT_DETACH);
+}
