@@ -220,7 +220,8 @@ def restore(way: str, directory: Path, pid: int) -> dict:
         result["loaded"] = time.monotonic() - begin
         result["faults"] = major_faults(pid)
     else:
-        done = subprocess.run(["frem", "restore", "--json", "--dir", str(directory)], stdout=subprocess.PIPE, check=True)
+        done = subprocess.run(["frem", "restore", "--json", "--dir", str(directory)], stdout=subprocess.PIPE, check=True,
+                              timeout=900)
         whole = time.monotonic() - begin
         told = json.loads(done.stdout)
         if told["mode"] != "lazy":

@@ -1,0 +1,240 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: GPL-2.0-or-later
+"""Packages on fresh systems: install, boot, upgrade, remove. PERDURE_PACKAGES names a directory with packages of both
+releases (N/, N+1/) to take instead of building them."""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "harness"))
+from points import BUILD, TOP, equal, main  # noqa: E402
+
+HERE = Path(__file__).resolve().parent
+VERSION = (TOP / "VERSION").read_text().strip()
+WORK = BUILD / "test" / "packages"
+DIST = Path(os.environ.get("PERDURE_PACKAGES") or WORK)
+# A system with its own kernel: each of the two that make an initramfs. Nothing else beside init and what the guest runs
+SYSTEMS = {"bookworm": "initramfs-tools", "trixie": "dracut,rpm"}
+IN_ROOT = """mount -t proc proc "$1/proc"; mount -t sysfs sys "$1/sys"; mount --bind /dev "$1/dev"; root=$1; shift
+exec chroot "$root" /usr/bin/env -i PATH=/usr/sbin:/usr/bin:/sbin:/bin DEBIAN_FRONTEND=noninteractive LC_ALL=C.UTF-8 "$@" """
+
+
+def run(*argv: object, ok: int | None = 0, env: dict[str, str] | None = None) -> str:
+    """Output and errors of a command that must end with this status (None: any but 0)."""
+    done = subprocess.run([str(a) for a in argv], env=os.environ | (env or {}), stdin=subprocess.DEVNULL,
+                          stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace")
+    assert done.returncode == ok or ok is None and done.returncode, f"{argv}: status {done.returncode}\n{done.stdout[-3000:]}"
+    return done.stdout
+
+
+def mirror() -> str:
+    """The one that this machine uses."""
+    found = run("apt-get", "indextargets", "--format", "$(REPO_URI)", "Created-By: Packages", "Origin: Debian", "Component: main")
+    uris = [u for u in found.split() if "security" not in u]
+    assert uris, "apt knows no Debian mirror: configure one in /etc/apt/sources.list.d"
+    return uris[0]
+
+
+class System:
+    """A root file system."""
+
+    def __init__(self, release: str) -> None:
+        tar = WORK / f"{release}.tar"
+        if not tar.exists():
+            include = f"systemd-sysv,python3,kmod,linux-image-cloud-amd64,{SYSTEMS[release]}"
+            run("mmdebstrap", "--quiet", "--variant=minbase", f"--include={include}", release, tar.with_suffix(".new"),
+                f"deb {mirror()} {release} main")
+            tar.with_suffix(".new").rename(tar)
+        self.root = WORK / f"root-{os.getpid()}"
+        shutil.rmtree(self.root, ignore_errors=True)
+        self.root.mkdir(parents=True)
+        run("tar", "-C", self.root, "-xpf", tar)
+        unit = self.root / "etc/systemd/system/perdure-check.service"
+        unit.write_text("[Service]\nType=oneshot\nExecStart=/usr/bin/python3 /inside.py\n[Install]\nWantedBy=multi-user.target\n")
+        shutil.copy(HERE / "inside.py", self.root)
+        wants = self.root / "etc/systemd/system/multi-user.target.wants"
+        wants.mkdir(exist_ok=True)
+        (wants / unit.name).symlink_to(f"/etc/systemd/system/{unit.name}")
+        (self.root / "packages").mkdir()
+        if "dracut" in SYSTEMS[release]:
+            # Else it takes the drivers of the machine that runs this test
+            (self.root / "etc/dracut.conf.d/hostonly.conf").write_text('hostonly="no"\n')
+            stock = self.releases()[0]
+            self.inside("dracut", "--force", f"/boot/initrd.img-{stock}", stock)
+
+    def inside(self, *argv: object, ok: int | None = 0, before: str = "") -> str:
+        return run("unshare", "--mount", "sh", "-ec", before + IN_ROOT, "sh", self.root, *argv, ok=ok)
+
+    def copy(self, which: str, *patterns: str) -> list[str]:
+        files = sorted(f for pattern in patterns for f in (DIST / which).glob(pattern))
+        assert files, f"no {patterns} in {DIST / which}"
+        for f in files:
+            shutil.copy(f, self.root / "packages")
+        return [f"/packages/{f.name}" for f in files]
+
+    def apt(self, *argv: object, **kw: object) -> str:
+        return self.inside("apt-get", "-y", "--no-install-recommends", *argv, **kw)
+
+    def releases(self) -> list[str]:
+        return sorted(p.name.removeprefix("vmlinuz-") for p in (self.root / "boot").glob("vmlinuz-*"))
+
+    def ours(self) -> list[str]:
+        return [r for r in self.releases() if "perdure" in r]
+
+    def boot(self, release: str) -> list[str]:
+        """Boots an image of it with an installed kernel and its installed initramfs; what the guest said."""
+        image, console = WORK / "disk.img", WORK / f"console-{release}.log"
+        image.unlink(missing_ok=True)
+        run("mke2fs", "-q", "-t", "ext4", "-d", self.root, image, "3G")
+        boot = self.root / "boot"
+        initrd = next(p for p in (boot / f"initrd.img-{release}", boot / f"initramfs-{release}.img") if p.exists())
+        run("setpriv", "--pdeathsig", "KILL", "timeout", "900", "qemu-system-x86_64", "-nodefaults", "-no-reboot", "-display",
+            "none", "-machine", "q35", "-accel", "tcg,thread=multi", "-cpu", "max", "-smp", "2", "-m", "1500M",
+            "-kernel", boot / f"vmlinuz-{release}", "-initrd", initrd,
+            "-append", "root=/dev/vda rw console=ttyS0 panic=-1 no_timer_check systemd.show_status=0",
+            "-drive", f"file={image},if=virtio,format=raw,cache=unsafe", "-serial", f"file:{console}")
+        said = re.findall(r"PERDURE: (.*?)\r?$", console.read_text(errors="replace"), re.M)
+        assert said[-1:] == ["done"], f"{release}: {said} (console: {console})"
+        return said
+
+    def close(self) -> None:
+        shutil.rmtree(self.root, ignore_errors=True)
+
+
+def build() -> None:
+    """All packages of this release and the next are built."""
+    if "PERDURE_PACKAGES" in os.environ:
+        return
+    for which, version in (("N+1", f"{VERSION}.1"), ("N", VERSION)):
+        shutil.rmtree(WORK / which, ignore_errors=True)
+        for verb in "deb", "rpm":
+            run(TOP / "build.sh", verb, env={"PERDURE_DIST": str(WORK / which), "PERDURE_VERSION": version})
+    for files in (DIST / "N").glob("*.deb"), (DIST / "N").glob("*.rpm"):
+        assert len(list(files)) >= 4
+
+
+def lint() -> None:
+    """lintian and rpmlint have nothing to say that is not explained."""
+    run("lintian", "--allow-root", "--fail-on", "error,warning", *(DIST / "N").glob("*.deb"))
+    found = run("rpmlint", "-r", TOP / "packaging/rpm/rpmlintrc", *(DIST / "N").glob("*.rpm"))
+    assert " 0 errors, 0 warnings" in found, found
+
+
+def protects(said: list[str], release: str) -> None:
+    equal(said, [f"kernel {release}", "download equal, server alive", "done"])
+
+
+DEBS = ("linux-image-*-perdure*_amd64.deb", "libperdure0_*.deb", "perdure-tools_*.deb", "python3-perdure_*.deb")
+system: System
+
+
+def refuse() -> None:
+    """A full /boot stops the installation before it begins; the system is as it was."""
+    before = system.releases()
+    text = system.apt("install", *system.copy("N", DEBS[0]), ok=None,
+                      before='mkdir -p "$1/boot"; mount -t tmpfs -o size=8M small "$1/boot"; ')
+    assert "are free in /boot" in text, text[-2000:]
+    equal(system.releases(), before)
+    equal(system.inside("dpkg", "--audit").strip(), "")
+
+
+def interrupt() -> None:
+    """A hook that fails leaves a message and the old kernel; dpkg --configure -a goes on from there."""
+    hook = system.root / "etc/kernel/postinst.d/000-fail"
+    hook.write_text("#!/bin/sh\nexit 1\n")
+    hook.chmod(0o755)
+    text = system.apt("install", *system.copy("N", *DEBS), ok=None)
+    assert "the kernels installed before are untouched" in text, text[-2000:]
+    hook.unlink()
+    system.inside("dpkg", "--configure", "-a")
+    equal(system.inside("dpkg", "--audit").strip(), "")
+
+
+def install() -> None:
+    """The installed kernel boots with the installed initramfs, and a download outlives the server's fault."""
+    ours = system.ours()
+    equal(len(ours), 1)
+    protects(system.boot(ours[0]), ours[0])
+
+
+def upgrade() -> None:
+    """The next release is installed beside this one, which still boots."""
+    old = system.ours()[0]
+    system.apt("install", *system.copy("N+1", *DEBS))
+    new = [r for r in system.ours() if r != old]
+    equal(len(new), 1)
+    protects(system.boot(old), old)
+    protects(system.boot(new[0]), new[0])
+
+
+def plain() -> None:
+    """With the tools under the distribution's kernel the server is an ordinary one."""
+    stock = [r for r in system.releases() if "perdure" not in r]
+    said = system.boot(stock[0])
+    equal(said, [f"kernel {stock[0]}", "download damaged, server dead", "done"])
+
+
+def remove() -> None:
+    """Removed, nothing of ours is left, and the distribution's kernel boots."""
+    names = re.findall(r"^(\S*perdure\S*)", system.inside("dpkg-query", "-W", "-f", "${Package}\n"), re.M)
+    system.apt("purge", *names)
+    gone(system)
+
+
+def gone(where: System) -> None:
+    left = [str(p) for d in ("boot", "lib/modules", "usr/lib/modules", "usr/src") for p in (where.root / d).glob("*perdure*")]
+    equal(left, [])
+    stock = where.releases()
+    equal(where.boot(stock[0]), [f"kernel {stock[0]}", "done"])
+
+
+def rpm_install() -> None:
+    """rpm -i makes an initramfs with dracut, and a download outlives the server's fault."""
+    # Debian's rpm does not know what dpkg has installed
+    system.inside("rpm", "-i", "--nodeps", *system.copy("N", "kernel-perdure-6*.rpm", "perdure-0*.rpm"))
+    # Where that distribution has its libraries, Debian does not look
+    (system.root / "etc/ld.so.conf.d/lib64.conf").write_text("/usr/lib64\n")
+    system.inside("ldconfig")
+    install()
+
+
+def rpm_upgrade() -> None:
+    """The next release's kernel is installed beside this one, which still boots."""
+    old = system.ours()[0]
+    system.inside("rpm", "-i", "--nodeps", *system.copy("N+1", "kernel-perdure-6*.rpm"))
+    equal(len(system.ours()), 2)
+    protects(system.boot(old), old)
+
+
+def rpm_missing() -> None:
+    """Without dracut it says what to do, and the package is installed."""
+    dracut = system.root / "usr/bin/dracut"
+    dracut.rename(dracut.with_name("dracut.away"))
+    text = system.inside("rpm", "-i", "--nodeps", *system.copy("N", "kernel-perdure-6*.rpm"))
+    assert "dracut is not installed" in text, text
+    dracut.with_name("dracut.away").rename(dracut)
+    system.inside("rpm", "-e", "kernel-perdure")
+
+
+def rpm_remove() -> None:
+    """Erased, nothing of ours is left, and the distribution's kernel boots."""
+    system.inside("rpm", "-e", "--allmatches", "--nodeps", *system.inside("rpm", "-qa").split())
+    gone(system)
+
+
+if __name__ == "__main__":
+    WORK.mkdir(parents=True, exist_ok=True)
+    part = sys.argv[1]
+    if part == "build":
+        main(build, lint)
+    assert os.getuid() == 0, "needs root: it makes file systems and installs packages into them"
+    system = System("trixie" if part == "rpm" else part)
+    deb = [refuse, interrupt, install, plain, upgrade, remove]
+    try:
+        main(*([rpm_missing, rpm_install, rpm_upgrade, rpm_remove] if part == "rpm" else deb))
+    finally:
+        system.close()
