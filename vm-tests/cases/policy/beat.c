@@ -190,7 +190,7 @@ static void vfork_waits(void)
 	}
 }
 
-T_LIMIT(hangs, 60)
+T_LIMIT(hangs, 120)
 {
 	static const struct {
 		const char *name;
@@ -260,7 +260,7 @@ static void *beating_thread(void *arg)
 	_exit(0);
 }
 
-TV(beats)
+T_LIMIT(beats, 60)
 {
 	pthread_t thread;
 
@@ -289,7 +289,7 @@ TV(beats)
 	}
 }
 
-T(no_deadline_any_more)
+T_LIMIT(no_deadline_any_more, 60)
 {
 	T_CHILD {
 		promise("must_not_run");
@@ -385,7 +385,7 @@ static void end_beater(pid_t pid)
 	T_EXITED(t_wait(pid), 21);
 }
 
-T(stopped)
+T_LIMIT(stopped, 60)
 {
 	pid_t pid = beater();
 	int status;
@@ -405,7 +405,7 @@ T(stopped)
 	end_beater(pid);
 }
 
-T(traced)
+T_LIMIT(traced, 60)
 {
 	pid_t pid = beater();
 	int status;
@@ -419,7 +419,7 @@ T(traced)
 	end_beater(pid);
 }
 
-T(frozen)
+T_LIMIT(frozen, 60)
 {
 	char mnt[64], dir[96], file[128], text[32] = "";
 	pid_t pid;

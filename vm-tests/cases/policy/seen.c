@@ -429,7 +429,7 @@ ROLE(until)
 	return 0;
 }
 
-T_LIMIT(overrun, 60)
+T_LIMIT(overrun, 120)
 {
 	char text[65536];
 	unsigned long long seq, first = 0, last = 0;
