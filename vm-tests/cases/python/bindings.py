@@ -100,8 +100,8 @@ if info := perdure.info():
     print(signal.Signals(info.signo).name, info.generation)
 else:
     perdure.register()
-    perdure.set_policy(perdure.Policy(heartbeat=3))
-    for _ in range(8):
+    perdure.set_policy(perdure.Policy(heartbeat=6))
+    for _ in range(16):
         perdure.heartbeat()
         time.sleep(0.5)
     assert perdure.info().generation == 1
