@@ -2,10 +2,14 @@
 /*
  * calls [guest] ROUNDS
  *
- * What the calls of a registered process cost that are made once, or all the time: registration, and its state.
+ * What the calls of a registered process cost that are made once, or all the time: registration, the heartbeat.
  * getppid(2) beside them is what entering the kernel costs by itself.
  */
 #include "bench.h"
+
+#ifndef __NR_restartctl
+#define __NR_restartctl	506
+#endif
 
 static char *self[] = { "/proc/self/exe", "--a", "typical", "command", "--line", NULL };
 static char *environment[] = {
@@ -31,6 +35,11 @@ static long getreginfo(void)
 	return syscall(__NR_getreginfo, &info, sizeof(info), 0);
 }
 
+static long heartbeat(void)
+{
+	return syscall(__NR_restartctl, RESTARTCTL_HEARTBEAT, NULL, 0ul, 0);
+}
+
 static const struct {
 	const char *name;
 	long (*op)(void);
@@ -38,6 +47,7 @@ static const struct {
 	{ "getppid", null_call },
 	{ "reregist", reregist },
 	{ "getreginfo", getreginfo },
+	{ "heartbeat", heartbeat },
 };
 
 int main(int argc, char **argv)

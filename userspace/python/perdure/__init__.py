@@ -27,8 +27,9 @@ from ctypes import POINTER, byref, c_char, c_char_p, c_int, c_int32, c_size_t, c
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-__all__ = ["Info", "IOLog", "State", "abi_version", "available", "discard_state", "hread", "hread_into", "info", "iolog",
-           "lsendfile", "lwrite", "path", "pending", "recover_threads", "register", "release", "unregister"]
+__all__ = ["Info", "IOLog", "Policy", "State", "abi_version", "available", "discard_state", "get_policy", "heartbeat", "hread", "hread_into", "info", "iolog",
+           "lsendfile", "lwrite", "path", "pending", "recover_threads", "register", "release", "set_policy",
+           "unregister"]
 
 
 class HasFileno(Protocol):
@@ -44,6 +45,14 @@ class _RegInfo(ctypes.Structure):
                 ("code", c_int32), ("fault_addr", c_uint64), ("fault_tid", c_int32), ("suspect_fd", c_int32),
                 ("fault_time_ns", c_uint64), ("retain_ns", c_uint64), ("exec_ns", c_uint64), ("restore_ns", c_uint64),
                 ("restarts", c_uint64), ("flags", c_uint32), ("core_pid", c_int32)]
+
+
+class _Policy(ctypes.Structure):
+    _fields_ = [("flags", c_uint32), ("burst", c_uint32), ("interval_ms", c_uint32), ("reserved", c_uint32),
+                ("heartbeat_ns", c_uint64)]
+
+
+_LIMIT, _QUARANTINE, _ON_EXIT, _CORE = 1, 2, 4, 8
 
 
 class _IOLog(ctypes.Structure):
@@ -71,6 +80,22 @@ class Info:
 
 
 @dataclass(frozen=True)
+class Policy:
+    """When a registered process is restarted: see restartctl(2). Times are in seconds.
+
+    burst restarts in any interval (None: 1 in kernel.restart.min_interval_ms); quarantine: once more when the suspect file is
+    the same again; on_exit: an exit status other than 0 is a fault; core: dump one at a restart; heartbeat: the time
+    that may pass between two calls of heartbeat() (None: no limit).
+    """
+    burst: int | None = None
+    interval: float = 60
+    quarantine: bool = False
+    on_exit: bool = False
+    core: bool = False
+    heartbeat: float | None = None
+
+
+@dataclass(frozen=True)
 class IOLog:
     """How far reading and writing are on an open file: struct io_log of getiolog(2)."""
     read: int
@@ -94,6 +119,9 @@ _unregister = _function("perdure_unregister", c_int)
 _getreginfo = _function("perdure_getreginfo", c_int, c_void_p, c_size_t)
 _regpath = _function("perdure_regpath", c_ssize_t, c_void_p, c_size_t)
 _abi_version = _function("perdure_abi_version", c_int)
+_setpolicy = _function("perdure_setpolicy", c_int, c_void_p, c_size_t)
+_getpolicy = _function("perdure_getpolicy", c_int, c_void_p, c_size_t)
+_heartbeat = _function("perdure_heartbeat", c_int)
 _hread = _function("hread", c_ssize_t, c_int, c_void_p, c_size_t, c_size_t)
 _lwrite = _function("lwrite", c_ssize_t, c_int, c_void_p, c_size_t)
 _lsendfile = _function("lsendfile", c_ssize_t, c_int, c_int, c_void_p, c_size_t)
@@ -172,6 +200,29 @@ def path() -> str | None:
     """The program that a fault will execute, or None when this process is not registered."""
     buf = ctypes.create_string_buffer(4096)
     return os.fsdecode(buf.value) if _call(_regpath, buf, len(buf)) else None
+
+
+def set_policy(policy: Policy) -> None:
+    """Say when this process, which must be registered, is restarted."""
+    flags = _QUARANTINE * policy.quarantine | _ON_EXIT * policy.on_exit | _CORE * policy.core
+    raw = _Policy(flags, 0, 0, 0, round((policy.heartbeat or 0) * 1e9))
+    if policy.burst is not None:
+        raw.flags, raw.burst, raw.interval_ms = flags | _LIMIT, policy.burst, round(policy.interval * 1000)
+    _call(_setpolicy, byref(raw), ctypes.sizeof(raw))
+
+
+def get_policy() -> Policy:
+    """The policy of this process."""
+    raw = _Policy()
+    _call(_getpolicy, byref(raw), ctypes.sizeof(raw))
+    limit = {"burst": raw.burst, "interval": raw.interval_ms / 1000} if raw.flags & _LIMIT else {}
+    return Policy(quarantine=bool(raw.flags & _QUARANTINE), on_exit=bool(raw.flags & _ON_EXIT), core=bool(raw.flags & _CORE),
+                  heartbeat=raw.heartbeat_ns / 1e9 if raw.heartbeat_ns else None, **limit)
+
+
+def heartbeat() -> None:
+    """The process is well: to be called at least as often as Policy.heartbeat says."""
+    _call(_heartbeat)
 
 
 # ---- input and output ----

@@ -183,6 +183,7 @@ PARTS = {"configurations": [configs, unmet], "userspace": [debs, rpms, signed], 
 
 if __name__ == "__main__":
     try:
+        run(TOP / "scripts/setup.sh", "packages")
         main(*PARTS[sys.argv[1]])
     finally:
         scratch.cleanup()

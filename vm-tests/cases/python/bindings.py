@@ -75,6 +75,41 @@ def calls() -> Iterator[str]:
     yield from fails(errno.EBADF, perdure.hread, 999, 1)
 
 
+def policy() -> Iterator[str]:
+    """What is set is in force, as the kernel tells it; a heartbeat that stops is a fault."""
+    yield from fails(errno.ENOENT, perdure.set_policy, perdure.Policy())
+    perdure.register("/bin/true", ["true"])
+    for wanted in (perdure.Policy(), perdure.Policy(burst=3, interval=1.5, quarantine=True, on_exit=True, core=True, heartbeat=30)):
+        perdure.set_policy(wanted)
+        yield from differ("policy", perdure.get_policy(), wanted)
+    told = dict(line.split(":\t") for line in Path("/proc/self/restart").read_text().splitlines())
+    yield from differ("told", [told[key] for key in ("policy", "burst", "interval_ms", "heartbeat_ns")],
+                      ["limit quarantine exit core", "3", "1500", "30000000000"])
+    yield from fails(errno.EINVAL, perdure.set_policy, perdure.Policy(burst=0))
+    perdure.heartbeat()
+    perdure.unregister()
+    done = subprocess.run([sys.executable, "-c", HANGS], capture_output=True, text=True, timeout=60)
+    yield from differ("after the heartbeat has stopped", (done.returncode, done.stdout, done.stderr), (0, "SIGABRT 2\n", ""))
+
+
+HANGS = """
+import signal, time
+import perdure
+
+if info := perdure.info():
+    print(signal.Signals(info.signo).name, info.generation)
+else:
+    perdure.register()
+    perdure.set_policy(perdure.Policy(heartbeat=3))
+    for _ in range(8):
+        perdure.heartbeat()
+        time.sleep(0.5)
+    assert perdure.info().generation == 1
+    while True:
+        pass
+"""
+
+
 def interrupted() -> Iterator[str]:
     """A signal handler runs, and the call goes on; one that raises ends it."""
     ran = []
@@ -245,7 +280,7 @@ def adder() -> Iterator[str]:
 
 def main() -> int:
     Path("/proc/sys/kernel/restart/min_interval_ms").write_text("0")
-    checks = (calls, interrupted, state, faults, threads, adder)
+    checks = (calls, policy, interrupted, state, faults, threads, adder)
     failed = 0
     print(f"KTAP version 1\n1..{len(checks)}", flush=True)
     for number, check in enumerate(checks, 1):

@@ -22,8 +22,14 @@
  * %REREGIST_CLEAR
  *     Drop the registration of the calling process.  The path, argument and
  *     environment pointers must be NULL and the child id 0.
+ *
+ * %REREGIST_EXEC
+ *     The registration stays over one ordinary execve(), too, unless that one
+ *     changes what the process may do (set-user-ID, file capabilities, ...).
+ *     This is how a launcher registers a program that knows nothing of it.
  */
 #define REREGIST_CLEAR		(1U << 0)
+#define REREGIST_EXEC		(1U << 4)
 
 /**
  * DOC: getreginfo flags

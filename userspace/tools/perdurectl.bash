@@ -1,0 +1,49 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
+# Completion of perdurectl(1) in bash
+
+_perdurectl() {
+	local cur=${COMP_WORDS[COMP_CWORD]} prev=${COMP_WORDS[COMP_CWORD - 1]} command='' at i
+	local own='--child-id --burst --interval --quarantine --on-exit --core --heartbeat --listen --fresh --try --help'
+
+	for ((i = 1; i < COMP_CWORD; i++)); do
+		if [[ ${COMP_WORDS[i]} != -* ]]; then
+			command=${COMP_WORDS[i]} at=$i
+			break
+		fi
+	done
+	COMPREPLY=()
+	case $command in
+	'')
+		mapfile -t COMPREPLY < <(compgen -W 'list show log watch run check --json --help --version' -- "$cur")
+		;;
+	run)
+		for ((i = at + 1; i < COMP_CWORD; i++)); do
+			case ${COMP_WORDS[i]} in
+			--) ((i++)) ;;&
+			-i | -b | -t | -H | -l | --child-id | --burst | --interval | --heartbeat | --listen) ((i++)) ;;
+			-*) ;;
+			*) break ;;
+			esac
+		done
+		case $prev in
+		-i | -b | -t | -H | -l | --child-id | --burst | --interval | --heartbeat | --listen) [[ $i -lt $COMP_CWORD ]] || return ;;
+		esac
+		if [[ $i -lt $COMP_CWORD ]]; then
+			mapfile -t COMPREPLY < <(compgen -f -- "$cur")
+		elif [[ $cur == -* ]]; then
+			mapfile -t COMPREPLY < <(compgen -W "$own" -- "$cur")
+		else
+			mapfile -t COMPREPLY < <(compgen -c -- "$cur" | sort -u)
+		fi
+		;;
+	show | log | watch)
+		if [[ $cur == -* ]]; then
+			mapfile -t COMPREPLY < <(compgen -W "--json $([[ $command != log ]] || echo --lines)" -- "$cur")
+		elif [[ $prev != -n && $prev != --lines ]]; then
+			# The registered processes
+			mapfile -t COMPREPLY < <(compgen -W "$(perdurectl list 2>/dev/null | awk 'NR > 1 { print $1 }')" -- "$cur")
+		fi
+		;;
+	esac
+}
+complete -F _perdurectl perdurectl

@@ -1,0 +1,291 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: GPL-2.0-or-later
+"""This test checks perdurectl: programs that know nothing of it restart, what it tells is true, what it refuses is said."""
+
+import json
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+BUILD = Path(os.environ["PERDURE_BUILD"]) / "userspace"
+CTL = BUILD / "userspace/tools/perdurectl"
+STATIC = BUILD / "vm-tests/cases/restart/restart-target-static"     # exits with 42: generation 2, restarted, two arguments
+COMPLETION = Path(os.environ["PERDURE_TOP"]) / "userspace/tools/perdurectl.bash"
+SYSCTL = Path("/proc/sys/kernel/restart")
+PORT = 7010
+NOBODY = 65534
+os.environ["PATH"] = f"{CTL.parent}:{os.environ['PATH']}"
+
+
+def differ(what: str, have: object, want: object) -> Iterator[str]:
+    if have != want:
+        yield f"{what} is {have!r}, not {want!r}"
+
+
+def ctl(*args: object, **more: object) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([CTL, *map(str, args)], capture_output=True, text=True, timeout=60, **more)
+
+
+def run(*args: object, status: int, says: str = "", **more: object) -> Iterator[str]:
+    """perdurectl, its exit status, and what it says to people."""
+    done = ctl(*args, **more)
+    if done.returncode != status or not re.search(says, done.stderr) or (not says and done.stderr):
+        yield f"{args}: status {done.returncode}, not {status}: {done.stderr!r}"
+
+
+def program(text: str, name: str = "program") -> str:
+    path = Path(scratch) / name
+    path.write_text(text)
+    path.chmod(0o755)
+    return str(path)
+
+
+def restarts() -> Iterator[str]:
+    """A script, a static program: the same process, files and arguments, and its own exit status."""
+    script = program("#!/bin/sh\n"
+                     "echo $$ $# \"$1\" $A >>$TMP/trace; exec 9>>$TMP/nine; ls /proc/$$/fd | grep -cx 9 >>$TMP/fds\n"
+                     "[ $(wc -l <$TMP/trace) = 4 ] && exit 7; kill -$SIG $$; sleep 9\n")
+    for sig in ("SEGV", "ABRT"):
+        for name in ("trace", "nine", "fds"):
+            (Path(scratch) / name).unlink(missing_ok=True)
+        process = subprocess.Popen([CTL, "run", "--child-id=-5", script, "a b", "--burst"],
+                                   env=os.environ | {"A": "c d", "TMP": scratch, "SIG": sig})
+        yield from differ("status", process.wait(60), 7)
+        yield from differ("generations", (Path(scratch) / "trace").read_text(), f"{process.pid} 2 a b c d\n" * 4)
+    # In each generation, argv[1] and [2]
+    killed = subprocess.Popen([CTL, "run", "sh", "-c", "kill -STOP $$; kill -SEGV $$", "x"])
+    os.waitid(os.P_PID, killed.pid, os.WSTOPPED)
+    os.kill(killed.pid, signal.SIGSEGV)
+    os.kill(killed.pid, signal.SIGCONT)
+    os.waitid(os.P_PID, killed.pid, os.WSTOPPED)
+    killed.kill()
+    yield from differ("status", killed.wait(60), -signal.SIGKILL)
+    # Not restarted yet, a static program says so with 41
+    yield from run("run", STATIC, "1", "2", status=41)
+    yield from run("run", "-i", "3", "--", "sh", "-c", "exit 3", status=3)
+
+
+SERVER = """
+import os, socket, sys
+if sys.argv[1] == "own":
+    listener = socket.create_server(("127.0.0.1", %d))
+else:
+    assert os.environ["LISTEN_FDS"] == "2" and os.environ["LISTEN_PID"] == str(os.getpid())
+    listener = socket.socket(fileno=3)
+    second = socket.socket(fileno=4)
+    assert second.getsockname()[1] == %d
+while True:
+    client = listener.accept()[0]
+    if client.recv(1) == b"x":
+        os.abort()
+    client.sendall(b"%%d" %% os.getpid())
+    client.close()
+""" % (PORT, PORT + 1)
+
+
+def connect(data: bytes) -> socket.socket:
+    for _ in range(300):
+        try:
+            client = socket.create_connection(("127.0.0.1", PORT), timeout=30)
+            client.sendall(data)
+            return client
+        except ConnectionRefusedError:
+            time.sleep(0.1)
+    raise RuntimeError("the server does not listen")
+
+
+def servers() -> Iterator[str]:
+    """One that is given its sockets, whose waiting clients are not refused; one that opens its own."""
+    for options in (["-l", f"127.0.0.1:{PORT}", "--listen", f"[::1]:{PORT + 1}"], ["--fresh"]):
+        server = subprocess.Popen([CTL, "run", *options, "--", sys.executable, "-c", SERVER, "own" if options[0] == "--fresh" else "given"])
+        try:
+            for number in range(3):
+                with connect(b"a") as client:
+                    yield from differ(f"answer {number}", client.recv(100), b"%d" % server.pid)
+                with connect(b"x") as client:
+                    # Connected while the server dies: in the queue of the socket, if that is kept
+                    waiting = connect(b"a") if options[0] == "-l" else None
+                    if waiting:
+                        yield from differ(f"answer to one that waited, {number}", waiting.recv(100), b"%d" % server.pid)
+                        waiting.close()
+                    else:
+                        # Its connection was its own: closed with the generation
+                        yield from differ("end", client.recv(1), b"")
+            files = len(os.listdir(f"/proc/{server.pid}/fd"))
+            if options[0] == "--fresh" and files > 6:
+                yield f"{files} files are open"
+            yield from differ("status", server.poll(), None)
+        finally:
+            server.kill()
+            server.wait()
+
+
+def refusals() -> Iterator[str]:
+    """What cannot be run says why, with the status that a shell would give."""
+    yield from run("run", "nonexistent-program", status=127, says="nonexistent-program: No such file")
+    yield from run("run", "/nonexistent/program", status=127, says="No such file")
+    yield from run("run", "/etc/passwd", status=126, says="Permission denied")
+    yield from run("run", program("echo no first line\n", "bare"), status=126, says="#!/bin/sh")
+    yield from run("run", status=2, says="which program")
+    yield from run("run", "--burst", "0", "true", status=2, says="1 to 64")
+    yield from run("run", "-i", "x", "true", status=2, says="not a number")
+    yield from run("run", "--nonsense", "true", status=2, says="usage")
+    yield from run("run", "-l", "127.0.0.1:notaport", "true", status=125, says="--listen 127.0.0.1:notaport")
+    yield from run("run", "-l", "1", "true", status=2, says="LISTEN_FDS", env=os.environ | {"LISTEN_FDS": "1"})
+    yield from run("run", "true", status=125, says="128 KiB", env=os.environ | {"A": "a" * 131000})
+    yield from run("nonsense", status=2, says="no such command: nonsense")
+    yield from run(status=2, says="usage")
+    yield from run("show", status=2, says="process id")
+    yield from run("show", "abc", status=2, says="not a process id")
+    yield from run("show", "999999", status=1, says="no process 999999")
+    yield from run("list", "x", status=2, says="show PID")
+    yield from run("log", "-n", "0", status=2, says="not a number")
+    yield from run("list", "-n", "1", status=2, says="for log")
+    # A program with privileges that its starter has not
+    suid = program("", "suid")
+    shutil.copy(STATIC, suid)
+    os.chown(suid, 2002, 2002)
+    os.chmod(suid, 0o6755)
+    os.chmod(scratch, 0o755)
+    yield from run("run", suid, status=126, says="gets privileges", user=NOBODY, group=NOBODY)
+    os.chmod(suid, 0o755)
+    yield from run("run", suid, "1", "2", status=41, user=NOBODY, group=NOBODY)
+
+
+def switched_off() -> Iterator[str]:
+    """kernel.restart.enabled = 0: says how to switch it on; with --try the program runs."""
+    (SYSCTL / "enabled").write_text("0")
+    try:
+        for command in (["list"], ["log"], ["check"], ["show", "1"]):
+            yield from run(*command, status=1, says="sysctl kernel.restart.enabled=1")
+        yield from run("run", "true", status=125, says="sysctl kernel.restart.enabled=1.*--try")
+        yield from run("run", "--try", "sh", "-c", "exit 5", status=5, says="a fault will be the end")
+    finally:
+        (SYSCTL / "enabled").write_text("1")
+
+
+def checks() -> Iterator[str]:
+    told = json.loads(ctl("check", "--json").stdout)
+    yield from differ("check --json", told, {"abi": told["abi"], "enabled": 1, "min_interval_ms": 0, "held_bytes_max": 1048576})
+    yield from differ("check", dict(line.split() for line in ctl("check").stdout.splitlines()),
+                      {name: str(value) for name, value in told.items()})
+
+
+def tells() -> Iterator[str]:
+    """list and show: what is registered, for people and for programs; paths only for the owner."""
+    yield from run("list", status=0, says="no process is registered")
+    yield from differ("list --json", json.loads(ctl("list", "--json").stdout), [])
+    name = program("#!/bin/sh\nkill -STOP $$\n", 'a "strange\\ name\u00e9')
+    process = subprocess.Popen([CTL, "run", "-i", "7", "--burst", "3", "-t", "90000", "-q", name, "two words", "", "\t"])
+    try:
+        os.waitid(os.P_PID, process.pid, os.WSTOPPED)
+        os.kill(process.pid, signal.SIGSEGV)
+        os.kill(process.pid, signal.SIGCONT)
+        os.waitid(os.P_PID, process.pid, os.WSTOPPED)
+        listed = json.loads(ctl("list", "--json").stdout)
+        shown = json.loads(ctl("--json", "show", process.pid).stdout)
+        yield from differ("one is listed", [one["pid"] for one in listed], [process.pid])
+        want = {"registered": 1, "child_id": 7, "generation": 2, "signo": 11, "cause": "fault", "burst": 3,
+                "interval_ms": 90000, "left": 2, "policy": ["limit", "quarantine"], "pid": process.pid}
+        for one in (*listed, shown):
+            yield from differ("told", {key: one.get(key) for key in want}, want)
+            yield from differ("path", one["path"], name.encode().decode("latin-1"))
+            yield from differ("argv", one["argv"][1:], ["two words", "", "\t"])
+        text = ctl("show", process.pid).stdout
+        yield from differ("show", dict(re.findall(r"^(\w+) +(.*)$", text, re.M))["generation"], "2")
+        lines = ctl("list").stdout.splitlines()
+        yield from differ("list", [len(lines), lines[1].split()[0]], [2, str(process.pid)])
+        other = ctl("show", process.pid, "--json", user=NOBODY, group=NOBODY)
+        yield from differ("for others", "path" in json.loads(other.stdout), False)
+        yield from run("show", "1", status=0, says="process 1 is not registered")
+    finally:
+        process.kill()
+        process.wait()
+
+
+def log() -> Iterator[str]:
+    """Records: as many as there were faults, as JSON and in words, as they come, of one process."""
+    seen = len(ctl("log", "--json").stdout.splitlines())
+    watch = subprocess.Popen([CTL, "watch", "--json"], stdout=subprocess.PIPE, text=True)
+    words = subprocess.Popen([CTL, "watch"], stdout=subprocess.PIPE, text=True)
+    time.sleep(1)
+    # The limit: two restarts, then death
+    process = subprocess.Popen([CTL, "run", "-b", "2", "-t", "100000", "sh", "-c", "kill -BUS $$; sleep 9"])
+    yield from differ("status", process.wait(60), -signal.SIGBUS)
+    assert watch.stdout and words.stdout
+    live = [json.loads(watch.stdout.readline()) for _ in range(3)]
+    spoken = [words.stdout.readline() for _ in range(3)]
+    for w in (watch, words):
+        w.kill()
+        w.communicate()
+    want = [("restarted", 2), ("restarted", 3), ("limit", 3)]
+    records = [json.loads(line) for line in ctl("log", "--json").stdout.splitlines()][seen:]
+    yield from differ("records", records, live)
+    yield from differ("outcomes", [(r["outcome"], r["generation"]) for r in records], want)
+    yield from differ("of whom", {(r["pid"], r["signo"], r["comm"], r["cause"]) for r in records}, {(process.pid, 7, "sh", "fault")})
+    for line, says in zip(spoken, ("SIGBUS  restart: generation 2 after", "SIGBUS  restart: generation 3 after", "SIGBUS  dead: one fault too many")):
+        if says not in line or f"sh[{process.pid}]" not in line:
+            yield f"in words: {line!r}, not {says!r}"
+    yield from differ("log -n 2", ctl("log", "-n", "2").stdout, "".join(spoken[1:]))
+    yield from differ("log PID", ctl("log", process.pid).stdout, "".join(spoken))
+    yield from run("log", "1", status=0, says="no fault")
+    # What others have done is not for everybody
+    yield from differ("for others", ctl("log", "--json", user=NOBODY, group=NOBODY).stdout, "")
+
+
+def exit_policy() -> Iterator[str]:
+    """--on-exit: a status is a fault, 0 is none."""
+    script = program("#!/bin/sh\necho $$ >>$TMP/exits; exit $(wc -l <$TMP/exits | grep -vx 3 || echo 0)\n", "exits.sh")
+    process = subprocess.Popen([CTL, "run", "--on-exit", "--burst", "5", script], env=os.environ | {"TMP": scratch})
+    yield from differ("status", process.wait(60), 0)
+    yield from differ("starts", (Path(scratch) / "exits").read_text(), f"{process.pid}\n" * 3)
+
+
+def drop_in() -> Iterator[str]:
+    """The line in the systemd example is one that perdurectl takes."""
+    text = (COMPLETION.parent.parent / "examples/systemd/perdure.conf").read_text()
+    line = re.findall(r"^ExecStart=/usr/bin/perdurectl (.+) -- /usr/sbin/NAME", text, re.M)
+    yield from differ("lines", len(line), 1)
+    yield from run(*line[0].split(), "--", "sh", "-c", "exit 4", status=4)
+
+
+def completion() -> Iterator[str]:
+    """bash offers commands, options and programs."""
+    for words, want in ((["li"], ["list"]), (["--j"], ["--json"]), (["run", "--fr"], ["--fresh"]), (["run", "--", "perdurec"], ["perdurectl"]),
+                        (["run", "-i", "3", "perdurec"], ["perdurectl"]), (["run", "sh", "/etc/passw"], ["/etc/passwd", "/etc/passwd-"]),
+                        (["log", "--l"], ["--lines"]), (["show", "--l"], [])):
+        line = " ".join(f"'{w}'" for w in ["perdurectl", *words])
+        done = subprocess.run(["bash", "-c", f'. "{COMPLETION}"; COMP_WORDS=({line}); COMP_CWORD={len(words)}; _perdurectl; printf "%s\\n" "${{COMPREPLY[@]}}"'],
+                              capture_output=True, text=True)
+        yield from differ(f"completion of {words}", sorted(filter(None, done.stdout.splitlines())), want)
+        yield from differ("errors", done.stderr, "")
+
+
+def main() -> int:
+    (SYSCTL / "min_interval_ms").write_text("0")
+    tests = (checks, tells, log, restarts, servers, refusals, switched_off, exit_policy, drop_in, completion)
+    failed = 0
+    print(f"KTAP version 1\n1..{len(tests)}", flush=True)
+    for number, test in enumerate(tests, 1):
+        try:
+            complaints = list(test())
+        except Exception as error:  # what breaks has failed
+            complaints = [f"{type(error).__name__}: {error}"]
+        for complaint in complaints:
+            print("\n".join(f"# {line}" for line in complaint.splitlines()))
+        failed += bool(complaints)
+        print(f"{'not ok' if complaints else 'ok'} {number} {test.__name__}", flush=True)
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    with tempfile.TemporaryDirectory() as scratch:
+        sys.exit(main())

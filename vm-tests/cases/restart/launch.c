@@ -1,0 +1,157 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+/* REREGIST_EXEC: a registration that stays over one execve(2), unless that one gains privileges. */
+#include "gen.h"
+
+#include <sys/mount.h>
+
+/* Registers for "prog @role" and executes "path @next". */
+static void launch(const char *role, int id, const char *path, const char *next)
+{
+	char name[32];
+
+	snprintf(name, sizeof(name), "@%s", role);
+	T_OK(syscall(NR_reregist, t_self, (char *[]){ t_self, name, NULL }, environ, id, REREGIST_EXEC));
+	execl(path, "prog", next, NULL);
+	T_ASSERT(!"execve");
+}
+
+ROLE(crashes)
+{
+	struct reg_info info;
+
+	T_EQ(x_getreginfo(&info), 1);
+	T_EQ(info.child_id, 42);
+	T_EQ(info.generation, 1);
+	T_EQ(info.is_restarted, 0);
+	t_crash();
+}
+
+T(stays)
+{
+	T_CHILD
+		launch("gen2", 42, t_self, "@crashes");
+}
+
+ROLE(not_registered)
+{
+	struct reg_info info;
+
+	T_EQ(x_getreginfo(&info), 0);
+	return 0;
+}
+
+ROLE(executes)
+{
+	T_EQ(t_generation(), 1);
+	execl(t_self, "prog", "@not_registered", NULL);
+	return 1;
+}
+
+/* One execve(2), not two; without the flag, none. */
+T(only_once)
+{
+	T_CHILD
+		launch("must_not_run", 1, t_self, "@executes");
+	T_CHILD {
+		t_register("must_not_run", NULL);
+		execl(t_self, "prog", "@not_registered", NULL);
+	}
+	/* The last registration counts. */
+	T_CHILD {
+		T_OK(syscall(NR_reregist, t_self, (char *[]){ t_self, NULL }, environ, 0, REREGIST_EXEC));
+		t_register("must_not_run", NULL);
+		execl(t_self, "prog", "@not_registered", NULL);
+	}
+	T_CHILD {
+		T_OK(syscall(NR_reregist, t_self, (char *[]){ t_self, NULL }, environ, 0, REREGIST_EXEC));
+		T_OK(x_unregister());
+		execl(t_self, "prog", "@not_registered", NULL);
+	}
+}
+
+/* An execve(2) that fails is none. */
+T(failed_exec)
+{
+	T_CHILD {
+		T_OK(syscall(NR_reregist, t_self, (char *[]){ t_self, "@gen2", NULL }, environ, 42, REREGIST_EXEC));
+		execl("/nonexistent", "prog", NULL);
+		execl("/proc/self/status", "prog", NULL);
+		execl(t_self, "prog", "@crashes", NULL);
+	}
+}
+
+/* A fault before the execve(2): the program runs. */
+T(fault_before)
+{
+	T_CHILD {
+		T_OK(syscall(NR_reregist, t_self, (char *[]){ t_self, "@gen2", NULL }, environ, 42, REREGIST_EXEC));
+		t_crash();
+	}
+}
+
+/* Each generation keeps itself registered over an execve(2) of its own, as perdurectl run --fresh does. */
+ROLE(relay)
+{
+	uint64_t gen = t_generation();
+
+	t_word[0] = gen;
+	if (gen == 4)
+		return 0;
+	launch("relay", 42, t_self, "@crashes_later");
+	return 1;
+}
+
+ROLE(crashes_later)
+{
+	T_EQ(t_generation(), t_word[0]);
+	t_crash();
+}
+
+T(again_and_again)
+{
+	T_CHILD
+		launch("relay", 42, t_self, "@crashes");
+	T_EQ(t_word[0], 4);
+}
+
+static void privileged(mode_t mode, bool drop, const char *role)
+{
+	char path[PATH_MAX];
+
+	t_copy(t_self, t_path(path, "priv"), 0755);
+	T_OK(chown(path, 2002, 2002));
+	T_OK(chmod(path, mode));
+	T_CHILD {
+		if (drop)
+			t_drop_root();
+		launch("must_not_run", 1, path, role);
+	}
+}
+
+T(gained_privileges)
+{
+	/* /tmp may be mounted nosuid. */
+	T_OK(mount("none", t_tmpdir(), "tmpfs", 0, "mode=755"));
+	privileged(04755, true, "@not_registered");
+	privileged(02755, true, "@not_registered");
+	/* Root that becomes somebody else */
+	privileged(04755, false, "@not_registered");
+	/* Without the bits, the same file */
+	privileged(0755, true, "@registered");
+	T_OK(umount(t_tmpdir()));
+}
+
+ROLE(registered)
+{
+	T_EQ(t_generation(), 1);
+	return 0;
+}
+
+/* no_new_privs: nothing is gained, nothing is dropped. */
+T(no_new_privileges)
+{
+	T_OK(mount("none", t_tmpdir(), "tmpfs", 0, "mode=755"));
+	T_OK(prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0));
+	privileged(06755, true, "@registered");
+	T_OK(umount(t_tmpdir()));
+}
