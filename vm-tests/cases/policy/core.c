@@ -199,8 +199,8 @@ ROLE(while_dumping)
 	T_ERR(waitpid(-1, NULL, WNOHANG), ECHILD);
 	T_EQ(waitpid(-1, NULL, WNOHANG | __WALL), 0);
 	/* Closing is seen by the other end at once. */
-	close(fd);
 	t_word[W_RUNS]++;
+	close(fd);
 	while (t_word[W_RUNS] < 2)
 		t_sleep_ms(5);
 	return 0;
