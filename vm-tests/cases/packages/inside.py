@@ -11,7 +11,8 @@ import socket
 import subprocess
 import time
 
-SIZE = 5_000_000
+# More than the buffers of a connection hold: a server that dies early leaves a download that is not whole
+SIZE = 24_000_000
 
 
 def say(text: str) -> None:
