@@ -134,6 +134,10 @@ def sparse() -> Iterator[str]:
         yield "there is nothing of ours in the tree"
     text = output("make", "-s", f"O={OBJECTS}", "C=2", "W=1", *objects, cwd=TREE, ok=(0, 2))
     for line in text.splitlines():
+        # sparse does not see that the end of a scope unlocks what guard() has locked; lockdep counts, in the debug profile
+        found = re.match(r"([^:]+):.*context imbalance", line)
+        if found and "guard(" in (TREE / found[1]).read_text():
+            continue
         if line.startswith(tuple(f"../{name}" for name in OWN)) or re.search(r"(kernel/zlr|tcp_hold|zlr\.h).*(warning|error):", line):
             yield line
 
