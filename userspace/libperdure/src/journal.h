@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* The log of an update: new bytes of ranges of an area, one after the other. */
+/* Where an area and its log are, and the log of an update: new bytes of ranges of an area, one after the other. */
 #ifndef JOURNAL_H
 #define JOURNAL_H
 
@@ -13,6 +13,40 @@ struct journal {
 	char *log;
 	uint64_t log_size;
 };
+
+/* Room for the entries of small ranges */
+#define LOG_EXTRA	65536
+
+static inline size_t round_up(size_t n, size_t to)
+{
+	return (n + to - 1) / to * to;
+}
+
+/* Behind the header's page: the data, a page that nobody may touch, the log. */
+static inline size_t layout_log(size_t size, size_t page)
+{
+	return page + round_up(size, page) + page;
+}
+
+static inline size_t layout_log_size(size_t size, size_t page)
+{
+	return round_up(size + LOG_EXTRA, page);
+}
+
+static inline size_t layout_total(size_t size, size_t page)
+{
+	return layout_log(size, page) + layout_log_size(size, page);
+}
+
+static inline struct journal layout_journal(void *base, size_t size, size_t page)
+{
+	return (struct journal){
+		.data = (char *)base + page,
+		.size = size,
+		.log = (char *)base + layout_log(size, page),
+		.log_size = layout_log_size(size, page),
+	};
+}
 
 struct entry {
 	uint64_t offset;

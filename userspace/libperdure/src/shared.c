@@ -43,7 +43,6 @@
 
 #define MAGIC		0x5045524453485231ULL	/* PERDSHR1: the format below */
 #define NAME_SIZE	64
-#define LOG_EXTRA	65536			/* room for the entries of small ranges */
 #define FILE_NAME	"/perdure-"		/* and the area's name */
 
 _Static_assert(sizeof(void *) == 8, "shared areas need a 64-bit address space");
@@ -70,39 +69,9 @@ struct handle {
 
 static _Thread_local char self;
 
-static size_t round_up(size_t n, size_t to)
-{
-	return (n + to - 1) / to * to;
-}
-
-static size_t log_offset(const struct header *h)
-{
-	return h->page + round_up(h->size, h->page) + h->page;
-}
-
-static size_t log_size(const struct header *h)
-{
-	return round_up(h->size + LOG_EXTRA, h->page);
-}
-
-static size_t total_size(const struct header *h)
-{
-	return log_offset(h) + log_size(h);
-}
-
 static struct handle *handle_of(const void *area)
 {
 	return (struct handle *)((uintptr_t)area - sysconf(_SC_PAGESIZE));
-}
-
-static struct journal journal_of(struct header *h)
-{
-	return (struct journal){
-		.data = (char *)h + h->page,
-		.size = h->size,
-		.log = (char *)h + log_offset(h),
-		.log_size = log_size(h),
-	};
 }
 
 static uint64_t header_check(const struct header *h)
@@ -229,16 +198,17 @@ static void *reserve(struct header *h)
 static void *map(int fd, const struct header *h, char *place)
 {
 	size_t data = round_up(h->size, h->page);
-	char *rw = mmap(NULL, total_size(h), PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+	char *rw = mmap(NULL, layout_total(h->size, h->page), PROT_READ | PROT_WRITE, MAP_SHARED,
+			fd, 0);
 
 	if (rw == MAP_FAILED)
 		return NULL;
-	if (mprotect(rw + log_offset(h) - h->page, h->page, PROT_NONE) ||
+	if (mprotect(rw + layout_log(h->size, h->page) - h->page, h->page, PROT_NONE) ||
 	    mprotect(place, h->page, PROT_READ | PROT_WRITE) ||
 	    mmap(place + h->page, data, PROT_READ, MAP_SHARED | MAP_FIXED, fd, h->page) == MAP_FAILED) {
 		int err = errno;
 
-		munmap(rw, total_size(h));
+		munmap(rw, layout_total(h->size, h->page));
 		errno = err;
 		return NULL;
 	}
@@ -251,7 +221,7 @@ static int create(int fd, struct header *h)
 {
 	h->magic = MAGIC;
 	h->check = header_check(h);
-	return ftruncate(fd, 0) || ftruncate(fd, total_size(h)) ||
+	return ftruncate(fd, 0) || ftruncate(fd, layout_total(h->size, h->page)) ||
 	       pwrite(fd, h, sizeof(*h), 0) != sizeof(*h) ? -1 : 0;
 }
 
@@ -297,7 +267,7 @@ const void *perdure_shared_open(const char *name, size_t size, uint32_t layout, 
 			errno = ESTALE;
 			goto out;
 		}
-		if ((uint64_t)st.st_size != total_size(&h)) {
+		if ((uint64_t)st.st_size != layout_total(h.size, h.page)) {
 			errno = EBADMSG;
 			goto out;
 		}
@@ -357,7 +327,7 @@ int perdure_shared_begin(const void *area, int timeout_ms)
 	struct handle *me = handle_of(area);
 	struct header *h = me->h;
 	struct timespec end, wait;
-	struct journal j = journal_of(h);
+	struct journal j = layout_journal(h, h->size, h->page);
 	int r, what = 0;
 
 	if (me->holder == &self) {
@@ -398,7 +368,7 @@ int perdure_shared_begin(const void *area, int timeout_ms)
 int perdure_shared_stage(const void *area, const void *dst, const void *src, size_t len)
 {
 	struct handle *me = handle_of(area);
-	struct journal j = journal_of(me->h);
+	struct journal j = layout_journal(me->h, me->h->size, me->h->page);
 
 	if (me->holder != &self) {
 		errno = EPERM;
@@ -412,7 +382,7 @@ int perdure_shared_commit(const void *area)
 {
 	struct handle *me = handle_of(area);
 	struct header *h = me->h;
-	struct journal j = journal_of(h);
+	struct journal j = layout_journal(h, h->size, h->page);
 
 	if (me->holder != &self) {
 		errno = EPERM;
@@ -445,7 +415,7 @@ void perdure_shared_close(const void *area)
 	struct handle *me = handle_of(area);
 	size_t page = me->h->page, data = round_up(me->h->size, page);
 
-	munmap(me->h, total_size(me->h));
+	munmap(me->h, layout_total(me->h->size, me->h->page));
 	munmap(me, page + data);
 }
 

@@ -38,7 +38,6 @@
 
 #define MAGIC		0x5045524455524531ULL	/* PERDURE1: the format below */
 #define NAME_SIZE	64
-#define LOG_EXTRA	65536			/* room for the entries of small ranges */
 #define FD_NAME		"perdure-"		/* and the area's name: what /proc/PID/fd shows */
 #define SEALS		(F_SEAL_SHRINK | F_SEAL_GROW)
 
@@ -58,11 +57,6 @@ struct header {
 	int32_t fd;			/* in this generation */
 };
 
-static size_t round_up(size_t n, size_t to)
-{
-	return (n + to - 1) / to * to;
-}
-
 static struct header *header_of(void *area)
 {
 	/* The page size is a constant of the machine: the area is always one page further on. */
@@ -74,39 +68,14 @@ static char *data_of(struct header *h)
 	return (char *)h + h->page;
 }
 
-static size_t log_offset(const struct header *h)
-{
-	return h->page + round_up(h->size, h->page) + h->page;
-}
-
-static size_t log_size(const struct header *h)
-{
-	return round_up(h->size + LOG_EXTRA, h->page);
-}
-
-static size_t total_size(const struct header *h)
-{
-	return log_offset(h) + log_size(h);
-}
-
 static uint64_t header_check(const struct header *h)
 {
 	return hash(h, offsetof(struct header, check));
 }
 
-static struct journal journal_of(struct header *h)
-{
-	return (struct journal){
-		.data = data_of(h),
-		.size = h->size,
-		.log = (char *)h + log_offset(h),
-		.log_size = log_size(h),
-	};
-}
-
 static int apply(struct header *h, uint64_t commit)
 {
-	struct journal j = journal_of(h);
+	struct journal j = layout_journal(h, h->size, h->page);
 
 	return journal_apply(&j, commit);
 }
@@ -166,7 +135,7 @@ static int find(const char *name, struct header *h)
 /* Map the file at addr, and nowhere else. */
 static struct header *map_at(int fd, const struct header *h, uint64_t addr)
 {
-	size_t len = total_size(h);
+	size_t len = layout_total(h->size, h->page);
 	void *want = (void *)(uintptr_t)addr;
 	char *p = mmap(want, len, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED_NOREPLACE, fd, 0);
 
@@ -178,7 +147,7 @@ static struct header *map_at(int fd, const struct header *h, uint64_t addr)
 		return NULL;
 	}
 	/* A child must not change its parent's state by accident. */
-	if (mprotect(p + log_offset(h) - h->page, h->page, PROT_NONE) ||
+	if (mprotect(p + layout_log(h->size, h->page) - h->page, h->page, PROT_NONE) ||
 	    madvise(p, len, MADV_DONTFORK)) {
 		munmap(p, len);
 		return NULL;
@@ -234,7 +203,7 @@ static void *create(struct header *h, void *addr)
 		fd = memfd_create(fdname, flags);
 	if (fd < 0)
 		return NULL;
-	if (ftruncate(fd, total_size(h)) || fcntl(fd, F_SETLK, &lock))
+	if (ftruncate(fd, layout_total(h->size, h->page)) || fcntl(fd, F_SETLK, &lock))
 		goto fail;
 	m = addr ? map_at(fd, h, (uintptr_t)addr - h->page) : map_new(fd, h);
 	if (!m)
@@ -246,7 +215,7 @@ static void *create(struct header *h, void *addr)
 	if (!fcntl(fd, F_ADD_SEALS, SEALS | F_SEAL_SEAL))
 		return data_of(m);
 	err = errno;
-	munmap(m, total_size(h));
+	munmap(m, layout_total(h->size, h->page));
 	errno = err;
 fail:
 	err = errno;
@@ -262,7 +231,7 @@ static void *inherit(int fd, const struct header *h, size_t size, uint32_t layou
 	struct stat st;
 
 	if (h->magic != MAGIC || h->check != header_check(h) || fstat(fd, &st) ||
-	    (uint64_t)st.st_size != total_size(h)) {
+	    (uint64_t)st.st_size != layout_total(h->size, h->page)) {
 		errno = EBADMSG;
 		return NULL;
 	}
@@ -280,7 +249,7 @@ static void *inherit(int fd, const struct header *h, size_t size, uint32_t layou
 	if (!m)
 		return NULL;
 	if (apply(m, m->commit)) {
-		munmap(m, total_size(h));
+		munmap(m, layout_total(h->size, h->page));
 		errno = EBADMSG;
 		return NULL;
 	}
@@ -343,7 +312,7 @@ void *perdure_state_open(const char *name, size_t size, uint32_t layout, void *a
 int perdure_state_stage(void *area, void *dst, const void *src, size_t len)
 {
 	struct header *h = header_of(area);
-	struct journal j = journal_of(h);
+	struct journal j = layout_journal(h, h->size, h->page);
 
 	/* A dst before the area is an offset beyond any size. */
 	return journal_stage(&j, &h->staged, (uintptr_t)dst - (uintptr_t)area, src, len);
@@ -380,7 +349,7 @@ void perdure_state_close(void *area)
 	struct header *h = header_of(area);
 	int fd = h->fd;
 
-	munmap(h, total_size(h));
+	munmap(h, layout_total(h->size, h->page));
 	close(fd);
 }
 
