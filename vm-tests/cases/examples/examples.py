@@ -12,6 +12,9 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "hygiene"))
+import ktap  # noqa: E402
+
 EXAMPLES = Path(os.environ["PERDURE_BUILD"]) / "userspace/userspace/examples"
 PORT = 7007
 
@@ -75,19 +78,7 @@ def echo() -> Iterator[str]:
 
 
 def main() -> int:
-    checks = (counter, echo)
-    failed = 0
-    print(f"KTAP version 1\n1..{len(checks)}", flush=True)
-    for number, check in enumerate(checks, 1):
-        try:
-            complaints = list(check())
-        except Exception as error:  # what breaks has failed
-            complaints = [f"{type(error).__name__}: {error}"]
-        for line in complaints:
-            print(f"# {line}")
-        failed += bool(complaints)
-        print(f"{'not ok' if complaints else 'ok'} {number} {check.__name__}", flush=True)
-    return 1 if failed else 0
+    return ktap.run(counter, echo)
 
 
 if __name__ == "__main__":

@@ -15,6 +15,9 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "hygiene"))
+import ktap  # noqa: E402
+
 BUILD = Path(os.environ["PERDURE_BUILD"]) / "userspace"
 CTL = BUILD / "userspace/tools/perdurectl"
 STATIC = BUILD / "vm-tests/cases/restart/restart-target-static"     # exits with 42: generation 2, restarted, two arguments
@@ -271,19 +274,7 @@ def completion() -> Iterator[str]:
 
 def main() -> int:
     (SYSCTL / "min_interval_ms").write_text("0")
-    tests = (checks, tells, log, restarts, servers, refusals, switched_off, exit_policy, drop_in, completion)
-    failed = 0
-    print(f"KTAP version 1\n1..{len(tests)}", flush=True)
-    for number, test in enumerate(tests, 1):
-        try:
-            complaints = list(test())
-        except Exception as error:  # what breaks has failed
-            complaints = [f"{type(error).__name__}: {error}"]
-        for complaint in complaints:
-            print("\n".join(f"# {line}" for line in complaint.splitlines()))
-        failed += bool(complaints)
-        print(f"{'not ok' if complaints else 'ok'} {number} {test.__name__}", flush=True)
-    return 1 if failed else 0
+    return ktap.run(checks, tells, log, restarts, servers, refusals, switched_off, exit_policy, drop_in, completion)
 
 
 if __name__ == "__main__":

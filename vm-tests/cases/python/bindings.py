@@ -13,6 +13,9 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "hygiene"))
+import ktap  # noqa: E402
+
 TOP = Path(os.environ["PERDURE_TOP"])
 MODULE = TOP / "userspace/python"
 ADDER = MODULE / "adder.py"
@@ -280,19 +283,7 @@ def adder() -> Iterator[str]:
 
 def main() -> int:
     Path("/proc/sys/kernel/restart/min_interval_ms").write_text("0")
-    checks = (calls, policy, interrupted, state, faults, threads, adder)
-    failed = 0
-    print(f"KTAP version 1\n1..{len(checks)}", flush=True)
-    for number, check in enumerate(checks, 1):
-        try:
-            complaints = list(check())
-        except Exception as error:  # what breaks has failed
-            complaints = [f"{type(error).__name__}: {error}"]
-        for complaint in complaints:
-            print("\n".join(f"# {line}" for line in complaint.splitlines()))
-        failed += bool(complaints)
-        print(f"{'not ok' if complaints else 'ok'} {number} {check.__name__}", flush=True)
-    return 1 if failed else 0
+    return ktap.run(calls, policy, interrupted, state, faults, threads, adder)
 
 
 if __name__ == "__main__":
