@@ -441,6 +441,38 @@ T(another_program_inherits_nothing)
 	remove_set();
 }
 
+ROLE(privileged)
+{
+	T_EQ(geteuid(), 2002);
+	T_EQ(VAL(0), 0);
+	T_ERR(DO(OP(0, -1, REC | NOW)), EAGAIN);
+	MARK(0) = 1;
+	return 0;
+}
+
+T(a_privileged_program_inherits_nothing)
+{
+	char path[PATH_MAX];
+
+	/* /tmp may be mounted nosuid. */
+	T_OK(mount("none", t_tmpdir(), "tmpfs", 0, "mode=755"));
+	t_copy(t_self, t_path(path, "prog"), 0755);
+	T_OK(chown(path, 2002, 2002));
+	T_OK(chmod(path, 04755));
+	SETS(1);
+	T_OK(semctl(SET, 0, IPC_SET, &(struct semid_ds){ .sem_perm = { .mode = 0666 } }));
+	T_CHILD {
+		t_drop_root();
+		T_EQ(DO(OP(0, -1, REC)), 0);
+		T_EQ(x_reregist(path, (char *[]){ "prog", "@privileged", NULL }, environ, 0), 0);
+		t_crash();
+	}
+	T_EQ(MARK(0), 1);
+	T_EQ(VAL(0), 1);
+	remove_set();
+	T_OK(umount(t_tmpdir()));
+}
+
 /* ---- set anew, removed ---- */
 
 ROLE(set_anew)
