@@ -132,6 +132,7 @@ run | shell)
 	;;
 test)
 	need python3
+	[[ " $*" != *" fuzz"* ]] || setup fuzz
 	# The suites say which kernels they need
 	plan=$(python3 "$TOP/vm-tests/run" test --plan "$@")
 	for line in $plan; do

@@ -77,13 +77,14 @@ def main() -> None:
     directory, scale, *names = sys.argv[1:]
     suite = json.loads((Path(directory) / "suite.json").read_text())
     guest = os.environ.get("PERDURE_GUEST") == "1"
-    end = time.monotonic() + suite["timeout_s"] * float(scale)
+    more = 60 * float(os.environ.get("PERDURE_MINUTES", 0))
+    end = time.monotonic() + suite["timeout_s"] * float(scale) + more * len(names or suite["cases"])
     for number, case in enumerate(suite["cases"]):
         if names and case["name"] not in names:
             continue
         tell(begin=number)
         start = time.monotonic()
-        limit = min(case["timeout_s"] * float(scale), max(1, end - start))
+        limit = min(case["timeout_s"] * float(scale) + more, max(1, end - start))
         status, why = run(case["run"], Path(directory), limit)
         if guest:
             os.sync()

@@ -35,6 +35,8 @@ class Suite:
     timeout_s: float
     cases: list[dict]
     default: bool = True
+    # Each case runs so long, beside its time limit; --minutes says otherwise
+    minutes: float = 0
     # Of a host suite: kernels that its cases boot, as "perdure-vm"
     needs: list[str] = field(default_factory=list)
 
@@ -199,13 +201,16 @@ class Report:
         return self.total
 
 
-def execute(run: Run, vmlinux: Path | None) -> ktap.Verdict:
-    scale = SCALE[run.profile]
+def execute(run: Run, args: argparse.Namespace) -> ktap.Verdict:
+    scale, vmlinux = SCALE[run.profile], args.vmlinux
+    minutes = run.suite.minutes and (args.minutes or run.suite.minutes)
     argv = ["python3", str(RUNNER), str(run.suite.directory), str(scale), *run.only]
-    env = {"PERDURE_PROFILE": run.profile, "PERDURE_KERNEL": run.suite.kernel}
+    env = {"PERDURE_PROFILE": run.profile, "PERDURE_KERNEL": run.suite.kernel, "PERDURE_MINUTES": f"{minutes:g}"}
+    if args.seed is not None:
+        env["PERDURE_SEED"] = str(args.seed)
     run.log.parent.mkdir(parents=True, exist_ok=True)
     report = Report(run)
-    limit = run.suite.timeout_s * scale
+    limit = run.suite.timeout_s * scale + minutes * 60 * len(run.only or run.suite.cases)
     if run.suite.where == HOST:
         ours = vm.environment()
         env |= {name: ours[name] for name in ("PERDURE_TOP", "PERDURE_BUILD", "LD_LIBRARY_PATH",
@@ -225,7 +230,7 @@ def execute(run: Run, vmlinux: Path | None) -> ktap.Verdict:
 
     console = run.log.with_suffix(".console")
     machine = vm.Machine(vmlinux or vm.BUILD / "kernel" / run.place / "vmlinux", console, MEMORY[run.profile],
-                         timeout=limit + 120 * scale)
+                         args.smp, timeout=limit + 120 * scale)
     job = vm.Job(argv, str(run.suite.directory), vm.environment(**env, PERDURE_GUEST="1"))
     errors = bytearray()
     result = vm.run(job, machine, report.feed, errors.extend)
@@ -249,6 +254,10 @@ def main(argv: list[str]) -> int:
     parser.add_argument("names", nargs="*", metavar="SUITE", help="a suite, or SUITE/CASE (default: all but the "
                         "ones that run when they are named)")
     parser.add_argument("--profile", choices=PROFILES, help="only with this profile's kernel")
+    parser.add_argument("--minutes", type=float, metavar="N", help="how long each case of a suite runs that could "
+                        "run for ever (fuzz)")
+    parser.add_argument("--seed", type=int, metavar="N", help="what random tests start from, to repeat a run")
+    parser.add_argument("--smp", type=int, default=2, metavar="N", help="processors of the guests (2)")
     parser.add_argument("--list", action="store_true", help="show the suites")
     parser.add_argument("--vmlinux", type=Path, metavar="FILE", help="boot this kernel instead of building one")
     parser.add_argument("--cases", type=Path, default=CASES, metavar="DIR", help=argparse.SUPPRESS)
@@ -274,7 +283,7 @@ def main(argv: list[str]) -> int:
     total = ktap.Verdict()
     for run in runs:
         print(f"{run.label}: {run.suite.doc}", flush=True)
-        verdict = execute(run, args.vmlinux)
+        verdict = execute(run, args)
         total.passed += verdict.passed
         total.skipped += verdict.skipped
         total.failed += verdict.failed
