@@ -262,6 +262,30 @@ T(waiting_thread_is_served)
 	T_EQ(poll(&pfd, 1, 0), 0);
 }
 
+/* One that waits for its event to be read, which nobody is going to do once the loader is there */
+static void *unmap(void *p)
+{
+	return (void *)(uintptr_t)!munmap(p, PG);
+}
+
+T(waiting_event_is_dropped)
+{
+	char *p = nf_map(4);
+	int uffd = nf_uffd(), image = nf_image(5, 4);
+	struct pollfd pfd = { .fd = uffd, .events = POLLIN };
+	pthread_t th;
+	void *ok;
+
+	nf_register(uffd, p, 4);
+	T_OK(-pthread_create(&th, NULL, unmap, p + 3 * PG));
+	T_EQ(poll(&pfd, 1, 10000), 1);
+	nf_attach(uffd, image, p, 3, 0, 1, UFFD_LAZY_START);
+	T_OK(-pthread_join(th, &ok));
+	T_EXPECT(ok);
+	T_EQ(nf_wait(uffd), UFFD_LAZY_COMPLETE);
+	T_EQ(nf_count(p, 5, 0, 3), 3);
+}
+
 T(two_images)
 {
 	char *p = nf_map(200);
