@@ -54,10 +54,16 @@ class Target:
         wait("the target works", lambda: all(self.rounds(n) for n in range(self.count)))
 
     def rounds(self, number: int = 0) -> tuple[int, ...]:
-        try:
-            return tuple(map(int, (self.place / str(number)).read_text().split()))
-        except FileNotFoundError:
-            return ()
+        """Of the process and of its thread; () before the first."""
+        for _ in range(100):
+            try:
+                text = (self.place / str(number)).read_text()
+            except FileNotFoundError:
+                return ()
+            if text.endswith("\n"):
+                return tuple(map(int, text.split()))
+            time.sleep(0.01)    # being written
+        return ()
 
     def end(self) -> None:
         try:
