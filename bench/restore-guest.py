@@ -3,11 +3,12 @@
 """In the guest of bench/run restore: checkpoints programs in the middle of their work, and restores each from each disk
 in three ways: CRIU, CRIU with its lazy-pages daemon, frem. Prints one JSON object for each restore.
 
-usage: restore-guest.py PROGRAM,… RATE[=NAME]…: the disks, /dev/vda and so on, by the MB/s that they read (0: no limit)
+usage: restore-guest.py PROGRAM,… RATE…: the disks, /dev/vda and so on, by the MB/s that they read (0: no limit)
 """
 
 import json
 import os
+import re
 import shutil
 import signal
 import struct
@@ -16,9 +17,11 @@ import sys
 import threading
 import time
 from pathlib import Path
+from typing import NamedTuple
 
 WORK = Path("/tmp/bench")
 
+# Each has a store of some ten megabytes, and then serves requests from it, most of them to a part that moves slowly.
 PYTHON = """
 import sys
 heap = [bytearray(b"%06d" % n * 150) for n in range(70000)]
@@ -32,18 +35,15 @@ for n in range(1 << 60):
     sys.stdout.write(f"{total}\\n")
     sys.stdout.flush()
 """
-SQLITE = """
-import sqlite3, sys
-db = sqlite3.connect(":memory:")
-db.execute("create table t (id integer primary key, name text, value text)")
-for n in range(0, 160000, 4000):
-    db.executemany("insert into t values (?, ?, ?)", ((i, f"name {i}", "x" * 500) for i in range(n, n + 4000)))
+NUMPY = """
+import sys, numpy
+a = numpy.arange(13_000_000, dtype=float).reshape(2600, 5000)
 open("ready", "w")
 for n in range(1 << 60):
-    at = n * 37 % 30000
-    found = db.execute("select sum(length(value)) from t where id between ? and ?", (at, at + 50)).fetchone()
-    db.execute("update t set name = ? where id = ?", (f"changed {n}", at))
-    sys.stdout.write(f"{found}\\n")
+    at = n // 20 * 10 % 2000
+    b = a[at:at + 120]
+    b += numpy.sqrt(abs(b[:, :120] @ b)) % 7
+    sys.stdout.write(f"{b.sum()}\\n")
     sys.stdout.flush()
 """
 PERL = """
@@ -56,20 +56,104 @@ for (my $n = 0; ; $n++) {
     print "$sum\\n";
 }
 """
+RUBY = """
+h = {}
+250000.times { |n| h[n] = "value #{n} " * 20 }
+File.write("ready", "")
+$stdout.sync = true
+(0..).each { |n| puts (0...300).sum { |i| h[(n * 7 + i) % 30000] = "new #{n} " * 30; h[i * 9].size } }
+"""
+LUA = """
+local t = {}
+for n = 1, 250000 do t[n] = {n, string.rep("value " .. n, 15)} end
+io.open("ready", "w"):close()
+io.stdout:setvbuf("no")
+for n = 1, math.huge do
+    local sum = 0
+    for i = 1, 300 do local e = t[(n * 5 + i) % 25000 + 1]; e[1] = e[1] + 1; sum = sum + #e[2] end
+    print(sum)
+end
+"""
+PHP = """
+ini_set("memory_limit", "-1");
+$t = [];
+for ($n = 0; $n < 250000; $n++) $t[] = str_repeat("value $n", 20);
+touch("ready");
+for ($n = 0;; $n++) {
+    $sum = 0;
+    for ($i = 0; $i < 300; $i++) { $t[($n * 5 + $i) % 25000][7] = "x"; $sum += strlen($t[$i * 11]); }
+    echo $sum, "\\n";
+}
+"""
+GAWK = """
+BEGIN {
+    for (n = 0; n < 200000; n++) { v = "value " n; t[n] = v v v v v v v v v v v v v v v v }
+    printf "" > "ready"; close("ready")
+    for (n = 0;; n++) {
+        sum = 0
+        for (i = 0; i < 300; i++) { t[(n * 5 + i) % 20000] = "new " n " " i; sum += length(t[i * 13]) }
+        print sum; fflush()
+    }
+}
+"""
+NODE = """
+const fs = require("fs"), m = new Map();
+for (let n = 0; n < 150000; n++) m.set(n, {n, text: Buffer.alloc(500, "value " + n), tags: [n, n + 1]});
+fs.writeFileSync("ready", "");
+function turn(n) {
+    let sum = 0;
+    for (let i = 0; i < 300; i++) { const e = m.get((n * 5 + i) % 15000); e.tags[0]++; sum += e.text[i]; }
+    fs.writeSync(1, sum + "\\n");
+    setImmediate(turn, n + 1);
+}
+turn(0);
+"""
+TCL = """
+for {set n 0} {$n < 200000} {incr n} { set t($n) [string repeat "value $n " 30] }
+close [open ready w]
+for {set n 0} 1 {incr n} {
+    set sum 0
+    for {set i 0} {$i < 200} {incr i} {
+        append t([expr {($n * 5 + $i) % 20000}]) x
+        incr sum [string length $t([expr {$i * 9}])]
+    }
+    puts $sum; flush stdout
+}
+"""
+SQLITE = """
+create table t (id integer primary key, name text, value text);
+insert into t select value, 'name ' || value, printf('%0*d', 500, value) from generate_series(0, 159999);
+.shell touch ready
+"""
 
-# What runs, and the megabytes that it must have when it is checkpointed (0: it says itself when it is ready)
-PROGRAMS: dict[str, tuple[list[str], int]] = {
-    "python3": (["python3", "-c", PYTHON], 0),
-    "sqlite": (["python3", "-c", SQLITE], 0),
-    "perl": (["perl", "-e", PERL], 0),
-    "xz": (["xz", "-6", "-T1", "-c"], 70),
-    "sort": (["sort", "-S", "300M", "--parallel=1", "-r"], 150),
-    "cc1": (["/usr/lib/gcc/x86_64-linux-gnu/12/cc1", "-quiet", "-O1", "-o", "/dev/stdout", "-"], 150),
+
+class Program(NamedTuple):
+    command: list[str]
+    megabytes: int = 0      # what it must have when it is checkpointed; 0: it says itself when it is ready
+    package: str = ""       # Debian's
+
+
+CC1 = next(iter(sorted(map(str, Path("/usr/lib/gcc").glob("x86_64-linux-gnu/*/cc1")))), "/usr/lib/gcc/cc1")
+PROGRAMS = {
+    "perl": Program(["perl", "-e", PERL], package="perl"),
+    "python3": Program(["python3", "-c", PYTHON], package="python3"),
+    "numpy": Program(["/usr/bin/python3", "-c", NUMPY], package="python3-numpy"),
+    "ruby": Program(["ruby", "-e", RUBY], package="ruby"),
+    "lua": Program(["lua5.4", "-e", LUA], package="lua5.4"),
+    "php": Program(["php", "-r", PHP], package="php-cli"),
+    "gawk": Program(["gawk", GAWK], package="gawk"),
+    "node": Program(["node", "-e", NODE], package="nodejs"),
+    "tcl": Program(["tclsh", "program"], package="tcl"),
+    "sqlite3": Program(["sqlite3", "-batch", ":memory:"], package="sqlite3"),
+    "xz": Program(["xz", "-6", "-T1", "-c"], 70, "xz-utils"),
+    "zstd": Program(["zstd", "-q", "-15", "--long=26", "-c"], 110, "zstd"),
+    "sort": Program(["sort", "-S", "300M", "--parallel=1", "-r"], 100, "coreutils"),
+    "cc1": Program([CC1, "-quiet", "-O1", "-o", "/dev/stdout", "-"], 120, "gcc"),
 }
 
 
 def source(name: str) -> Path:
-    """What the programs that filter read: more than they get through in our time."""
+    """What it reads: more than it gets through in our time."""
     path = WORK / f"{name}.in"
     if path.exists():
         return path
@@ -78,9 +162,15 @@ def source(name: str) -> Path:
             for n in range(9000):
                 file.write(f"int f{n}(int *a, int n)\n{{\n\tint i, s = {n};\n\tfor (i = 0; i < n; i++)\n"
                            f"\t\tif (a[i] % {n % 97 + 2}) s += a[i] * {n}; else s ^= a[i] >> {n % 7};\n\treturn s;\n}}\n")
-        else:
+        elif name == "sqlite3":
+            file.write(SQLITE)
+            for n in range(400000):
+                at = n * 37 % 30000
+                file.write(f"select sum(length(value)) from t where id between {at} and {at + 50};\n"
+                           f"update t set name = 'changed {n}' where id = {at};\n")
+        elif PROGRAMS[name].megabytes:
             seed = 1
-            for n in range(400000 if name == "sort" else 250000):
+            for n in range({"zstd": 900000, "sort": 700000}.get(name, 400000)):
                 seed = seed * 6364136223846793005 + 1442695040888963407 & (1 << 64) - 1
                 file.write(f"{seed:020d} {seed >> 40:x} a line of text number {n} {seed % 1000:03d} {'abcdef'[n % 6] * 20}\n")
     return path
@@ -111,55 +201,50 @@ def fields(data: bytes) -> dict[int, int | bytes]:
     return found
 
 
-def positions_in(directory: Path) -> int:
-    """The sum of all file positions in a checkpoint: it has worked when it differs."""
+Positions = dict[str, int]      # of what it reads and writes, by path
+
+
+def positions_in(directory: Path) -> Positions:
+    """As they were at the checkpoint: it has worked when one differs."""
     data = (directory / "files.img").read_bytes()
-    at, total = 8, 0
+    at, found = 8, {}
     while at < len(data):
         size, = struct.unpack_from("<I", data, at)
         regular = fields(data[at + 4:at + 4 + size]).get(3)
         if isinstance(regular, bytes):
-            position = fields(regular).get(3, 0)
-            assert isinstance(position, int)
-            total += position
+            known = fields(regular)
+            position, name = known.get(3, 0), known.get(6, b"")
+            assert isinstance(position, int) and isinstance(name, bytes)
+            found[name.decode()] = position
         at += 4 + size
-    return total
+    return found
 
 
-def positions_of(pid: int) -> int | None:
-    total = 0
-    try:
-        for path in Path(f"/proc/{pid}/fdinfo").iterdir():
-            total += int(path.read_text().split()[1])
-    except (OSError, IndexError):
-        return None
-    return total
-
-
-def major_faults(pid: int) -> int:
-    try:
-        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[9])
-    except OSError:
-        return 0
+def has_worked(pid: int, before: Positions) -> bool:
+    for number in 0, 1:
+        try:
+            path = os.readlink(f"/proc/{pid}/fd/{number}")
+            now = int(Path(f"/proc/{pid}/fdinfo/{number}").read_text().split()[1])
+        except (OSError, IndexError):
+            continue
+        if path.startswith(str(WORK)) and now > before.get(path, 1 << 62):
+            return True
+    return False
 
 
 class Watch(threading.Thread):
-    """When the process has done something: a file position that is not the checkpoint's, after it was."""
+    """When the process has done something."""
 
-    def __init__(self, pid: int, before: int) -> None:
+    def __init__(self, pid: int, before: Positions) -> None:
         super().__init__(daemon=True)
         self.pid, self.before, self.first, self.stop = pid, before, 0.0, False
         self.start()
 
     def run(self) -> None:
-        seen = False
         while not self.first and not self.stop:
-            now = positions_of(self.pid)
-            if now == self.before:
-                seen = True
-            elif seen and now is not None and now > self.before:
+            if has_worked(self.pid, self.before):
                 self.first = time.monotonic()
-            time.sleep(0.01)
+            time.sleep(0.02)
 
 
 def end(pid: int) -> None:
@@ -173,63 +258,80 @@ def end(pid: int) -> None:
 
 
 def memory(pid: int) -> float:
-    text = Path(f"/proc/{pid}/status").read_text()
-    return int(text.partition("VmRSS:")[2].split()[0]) / 1024
+    """In megabytes; 0 when it has ended."""
+    found = re.search(r"^VmRSS:\s*(\d+)", Path(f"/proc/{pid}/status").read_text(), re.M)
+    return int(found[1]) / 1024 if found else 0
 
 
 def start(name: str) -> subprocess.Popen:
-    command, wanted = PROGRAMS[name]
+    command, wanted, _ = PROGRAMS[name]
     place = WORK / name
     shutil.rmtree(place, ignore_errors=True)
     place.mkdir()
-    with (source(name) if wanted else Path("/dev/null")).open("rb") as stdin, (place / "out").open("ab") as out:
-        process = subprocess.Popen(command, cwd=place, stdin=stdin, stdout=out, stderr=subprocess.DEVNULL,
-                                   start_new_session=True)
+    if name == "tcl":
+        (place / "program").write_text(TCL)
+    with source(name).open("rb") as stdin, (place / "out").open("ab") as out, (place / "errors").open("ab") as errors:
+        process = subprocess.Popen(command, cwd=place, stdin=stdin, stdout=out, stderr=errors, start_new_session=True)
     deadline = time.monotonic() + 400
     while not (memory(process.pid) >= wanted if wanted else (place / "ready").exists()):
         if process.poll() is not None or time.monotonic() > deadline:
-            sys.exit(f"{name}: not in the middle of its work: status {process.poll()}")
+            process.kill()
+            raise Skip(f"it did not get to the middle of its work: status {process.poll()}, "
+                       f"{(place / 'errors').read_text()[-300:]}")
         time.sleep(0.2)
     time.sleep(2)
     return process
 
 
+class Skip(Exception):
+    """Why a program is not measured."""
+
+
+def read_from(disk: Path) -> int:
+    """Bytes, since the start."""
+    device = os.stat(disk).st_dev
+    text = Path(f"/sys/dev/block/{os.major(device)}:{os.minor(device)}/stat").read_text()
+    return int(text.split()[2]) * 512
+
+
 def restore(way: str, directory: Path, pid: int) -> dict:
     subprocess.run(["sh", "-c", "sync; echo 3 >/proc/sys/vm/drop_caches"], check=True)
-    warm = ["criu", "python3", "frem"]      # the programs themselves are on no such disk
-    for program in warm:
+    for program in ("criu", "python3", "frem"):     # the programs themselves are on no such disk
         subprocess.run([program, "--version" if program != "frem" else "--help"], stdout=subprocess.DEVNULL, check=False)
     work = WORK / "work"
     shutil.rmtree(work, ignore_errors=True)
     work.mkdir()
     watch = Watch(pid, positions_in(directory))
     common = ["-D", str(directory), "-W", str(work), "-o", str(work / "log")]
-    result: dict = {}
+    result: dict = {"faults": 0}
+    read = read_from(directory)
     begin = time.monotonic()
     if way == "CRIU":
         subprocess.run(["criu", "restore", "-d", *common], check=True)
         result["running"] = result["loaded"] = time.monotonic() - begin
     elif way == "lazy-pages":
-        daemon = subprocess.Popen(["criu", "lazy-pages", "-D", str(directory), "-W", str(work),
+        daemon = subprocess.Popen(["criu", "lazy-pages", "-v4", "-D", str(directory), "-W", str(work),
                                    "-o", str(work / "lazy.log")])
         while not (work / "lazy-pages.socket").exists():
             time.sleep(0.005)
         subprocess.run(["criu", "restore", "-d", "--lazy-pages", *common], check=True)
         result["running"] = time.monotonic() - begin
-        result["status"] = daemon.wait()
+        result["status"] = daemon.wait(900)
         result["loaded"] = time.monotonic() - begin
-        result["faults"] = major_faults(pid)
+        result["faults"] = len(re.findall("#PF at", (work / "lazy.log").read_text()))
     else:
         done = subprocess.run(["frem", "restore", "--json", "--dir", str(directory)], stdout=subprocess.PIPE, check=True,
                               timeout=900)
         whole = time.monotonic() - begin
         told = json.loads(done.stdout)
         if told["mode"] != "lazy":
-            sys.exit(f"frem fell back: {told['why']}")
+            raise Skip(f"frem fell back: {told['why']}")
         result["loaded"] = whole
         result["running"] = whole - told["loaded_s"] + told["running_s"]
         result["faults"] = told["loader"]["faults"]
         result["loader"] = told["loader"]
+        result["phases"] = {"python": whole - told["loaded_s"], **told["phases"]}
+    result["read"] = read_from(directory) - read
     while not watch.first and time.monotonic() < begin + 300 and os.path.exists(f"/proc/{pid}"):
         time.sleep(0.01)
     watch.stop = True
@@ -238,31 +340,59 @@ def restore(way: str, directory: Path, pid: int) -> dict:
     return result
 
 
+def checkpoint(pid: int, directory: Path, rate: str, former: Path | None) -> dict:
+    taken = subprocess.run(["frem", "checkpoint", str(pid), "--dir", str(directory), "--json",
+                            *(["--rate", rate] if rate != "0" else []), *(["--after", str(former)] if former else [])],
+                           stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    if taken.returncode:
+        raise Skip(taken.stderr)
+    return json.loads(taken.stdout)
+
+
+def measure(name: str, disks: list[tuple[str, Path]]) -> None:
+    process = start(name)
+    told: dict[str, dict] = {}
+    former = disks[0][1] / f"{name}-first"
+    try:
+        # The windows adapt to the checkpoint before
+        checkpoint(process.pid, former, disks[0][0], None)
+        for rate, place in disks:
+            told[rate] = checkpoint(process.pid, place / name, rate, former)
+        if process.poll() is not None:
+            raise Skip("it ended before it was checkpointed")
+    finally:
+        process.kill()
+        process.wait()
+    for rate, place in disks:
+        taken = told[rate]
+        for way in ("CRIU", "lazy-pages", "frem"):
+            result = restore(way, place / name, process.pid)
+            print(json.dumps({"bench": "restore", "program": name, "rate": rate, "way": way, "bytes": taken["bytes"],
+                              "touched": taken["touched_bytes"], "window": taken.get("window_s"), "dump": taken["dump_s"],
+                              **result}), flush=True)
+        shutil.rmtree(place / name)
+    shutil.rmtree(former)
+
+
 def main() -> None:
     names, *rates = sys.argv[1:]
     WORK.mkdir()
     disks = []
-    for number, text in enumerate(rates):
+    for number, rate in enumerate(rates):
         device, place = f"/dev/vd{'abcdefgh'[number]}", Path(f"/tmp/disk{number}")
         place.mkdir()
         subprocess.run(["mkfs.ext4", "-q", "-F", "-E", "lazy_itable_init=1,lazy_journal_init=1,nodiscard", device], check=True)
         subprocess.run(["mount", device, str(place)], check=True)
-        disks.append((text, place))
+        disks.append((rate, place))
     for name in names.split(","):
-        for rate, place in disks:
-            directory = place / name
-            process = start(name)
-            taken = subprocess.run(["frem", "checkpoint", str(process.pid), "--dir", str(directory), "--json",
-                                    *(["--rate", rate] if rate != "0" else [])], stdout=subprocess.PIPE, check=True)
-            told = json.loads(taken.stdout)
-            process.kill()
-            process.wait()
-            for way in ("CRIU", "lazy-pages", "frem"):
-                result = restore(way, directory, process.pid)
-                print(json.dumps({"bench": "restore", "program": name, "rate": rate, "way": way, "bytes": told["bytes"],
-                                  "touched": told["touched_bytes"], "window": told.get("window_s"),
-                                  "dump": told["dump_s"], **result}), flush=True)
-            shutil.rmtree(directory)
+        why = "" if shutil.which(PROGRAMS[name].command[0]) else f"install {PROGRAMS[name].package}"
+        try:
+            if not why:
+                measure(name, disks)
+        except (Skip, subprocess.SubprocessError) as e:
+            why = str(e).strip()
+        if why:
+            print(json.dumps({"bench": "restore", "program": name, "skipped": why}), flush=True)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,194 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: GPL-2.0-or-later
+"""Checkpoints and restores, at random instants, a process that checks its memory; damages checkpoints at random places;
+takes the disk away from a restore. usage: torture.py [--rounds N] [--minutes N] [--damages N] [--seed N]"""
+
+import argparse
+import fcntl
+import os
+import random
+import shutil
+import signal
+import struct
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+from roundtrip import LAZY, SLOW, Target, frem, run_cases, wait  # noqa: E402
+
+PROGRAM = Path(os.environ["PERDURE_BUILD"]) / "userspace/vm-tests/cases/frem/frem-torture"
+args: argparse.Namespace
+
+
+def end(process: subprocess.Popen) -> None:
+    """All of its session."""
+    def left() -> bool:
+        process.poll()
+        return any(session_of(path) == str(process.pid) for path in Path("/proc").glob("[0-9]*"))
+    try:
+        os.killpg(process.pid, signal.SIGKILL)
+    except ProcessLookupError:
+        pass
+    wait("all are gone", lambda: not left())
+
+
+def session_of(process: Path) -> str:
+    try:
+        return (process / "stat").read_text().rpartition(")")[2].split()[3]
+    except OSError:
+        return ""
+
+
+def steps(log: Path) -> int:
+    text = log.read_text()
+    assert "WRONG" not in text, text[-400:]
+    return text.count("ok")
+
+
+def rounds(place: Path) -> None:
+    """a process is checkpointed and restored again and again, and never finds a wrong byte"""
+    chance = random.Random(args.seed)
+    log = place / "log"
+    process = subprocess.Popen([PROGRAM, log, str(args.seed)], start_new_session=True, stdin=subprocess.DEVNULL,
+                               stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    log.touch()
+    wait("it works", lambda: steps(log))
+    pid = process.pid
+    deadline = time.monotonic() + args.minutes * 60 if args.minutes else None
+    done = lazy = faults = 0
+    while done < args.rounds and (not deadline or time.monotonic() < deadline):
+        time.sleep(chance.random() / 3)
+        directory = place / "c"
+        how = chance.choice([["--kill"], ["--window", f"{chance.random() / 5:.3f}"]])
+        frem("checkpoint", str(pid), "--dir", str(directory), *how)
+        end(process)
+        before = steps(log)
+        if chance.random() < 0.5:
+            subprocess.run(["sh", "-c", "sync; echo 3 >/proc/sys/vm/drop_caches"], check=True)
+        detach = chance.random() < 0.5
+        result, _ = frem("restore", "--dir", str(directory), "--json", *(["--detach"] if detach else []))
+        assert result["mode"] == ("lazy" if LAZY else "plain"), result
+        lazy += LAZY
+        faults += result.get("loader", {}).get("faults", 0)
+        wait("it goes on", lambda: steps(log) > before)
+        done += 1
+        shutil.rmtree(directory)
+        if done % 50 == 0:
+            print(f"# {done} rounds", flush=True)
+    end(process)
+    print(f"# {done} rounds, {lazy} of them lazy, {steps(log)} times {50} steps, {faults} faults while loading")
+
+
+def damage(place: Path) -> None:
+    """a flipped bit or a cut anywhere in an image is found, and nothing runs"""
+    chance = random.Random(args.seed)
+    target = Target(place)
+    good = place / "good"
+    frem("checkpoint", str(target.pid), "--dir", str(good), "--kill")
+    target.process.wait()
+    images = sorted(good.iterdir())
+    for number in range(args.damages):
+        # Mostly where most of the bytes are
+        chosen = next(good.glob("pages-*.img")) if chance.random() < 0.5 else chance.choice(images)
+        info = chosen.stat()
+        if chosen.name == "dump.log" or not info.st_size:
+            continue
+        bad = place / "bad"
+        shutil.copytree(good, bad)
+        path, at = bad / chosen.name, chance.randrange(info.st_size)
+        cut = chance.random() < 0.4
+        if cut:
+            os.truncate(path, at)
+        else:
+            with path.open("r+b") as file:
+                file.seek(at)
+                byte = file.read(1)[0] ^ 1 << chance.randrange(8)
+                file.seek(at)
+                file.write(bytes([byte]))
+        # An honest disk would have changed the time; damage need not
+        os.utime(path, ns=(info.st_atime_ns, info.st_mtime_ns))
+        what = f"{chosen.name} {'cut' if cut else 'flipped'} at {at}"
+        verb = chance.choice([["verify"], ["restore", "--check"], ["restore", "--check", "--plain"]])
+        _, text = frem(*verb, "--dir", str(bad), status=1)
+        assert chosen.name in text, (what, text)
+        assert not os.path.exists(f"/proc/{target.pid}"), what
+        shutil.rmtree(bad)
+    frem("verify", "--dir", str(good))
+
+
+def block_of(path: Path, page: int) -> int:
+    """Where on the disk a page of a file is, in bytes; blocks have the size of a page."""
+    with path.open("rb") as file:
+        return struct.unpack("i", fcntl.ioctl(file, 1, struct.pack("i", page)))[0] * 4096   # FIBMAP
+
+
+def lost_disk(place: Path) -> None:
+    """the disk fails under the touched set, or under the rest: an error, no process that goes on, and never zeros"""
+    if not LAZY:
+        return
+    for track in True, False:
+        lose_disk(place / str(track), track)
+
+
+def lose_disk(place: Path, track: bool) -> None:
+    disk, mount = place / "disk", place / "mount"
+    mount.mkdir(parents=True)
+    with disk.open("wb") as file:
+        file.truncate(64 << 20)
+    subprocess.run(["mkfs.ext4", "-q", "-F", "-b", "4096", "-O", "^has_journal", disk], check=True)
+    loop = subprocess.run(["losetup", "-f", "--show", disk], check=True, stdout=subprocess.PIPE, text=True).stdout.strip()
+    subprocess.run(["mount", loop, mount], check=True)
+    target = Target(place)
+    directory = mount / "c"
+    frem("checkpoint", str(target.pid), "--dir", str(directory), *(["--window", "0.3"] if track else ["--no-track"]))
+    target.end()
+    subprocess.run(["sh", "-c", "sync; echo 3 >/proc/sys/vm/drop_caches"], check=True)
+    for path in directory.iterdir():
+        path.read_bytes()
+    # All is in memory, but for a quarter in the middle, which is in no list of what CRIU needs first
+    pages = max(directory.glob("pages-*.img"), key=lambda path: path.stat().st_size)
+    half = pages.stat().st_size // 8192
+    with pages.open("rb") as file:
+        os.posix_fadvise(file.fileno(), half * 4096, half // 2 * 4096, os.POSIX_FADV_DONTNEED)
+    os.truncate(disk, block_of(pages, half))
+    _, text = frem("restore", "--dir", str(directory), status=1)
+    assert "frem verify" in text and ("cannot be read" if track else "loading failed") in text, text
+    (target.place / "check").touch()
+    wait("it dies of what it misses", lambda: not os.path.exists(f"/proc/{target.pid}"))
+    checked = target.place / "0.checked"
+    assert not checked.exists() or checked.read_text() == "0\n", checked.read_text()
+    subprocess.run(["umount", "-l", mount], check=True)
+    subprocess.run(["losetup", "-d", loop], check=True)
+
+
+def reload(place: Path) -> None:
+    """a checkpoint of a process that is still being loaded waits, and has all of its memory"""
+    target = Target(place)
+    frem("checkpoint", str(target.pid), "--dir", str(place / "c"), "--kill")
+    target.process.wait()
+    subprocess.run(["sh", "-c", "sync; echo 3 >/proc/sys/vm/drop_caches"], check=True)
+    frem("restore", "--dir", str(place / "c"), "--detach")
+    frem("checkpoint", str(target.pid), "--dir", str(place / "d"), "--kill")
+    wait("it is gone", lambda: not os.path.exists(f"/proc/{target.pid}"))
+    frem("restore", "--dir", str(place / "d"))
+    target.check()
+    target.end()
+
+
+def main() -> None:
+    global args
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--minutes", type=float)
+    parser.add_argument("--damages", type=int, default=4)
+    parser.add_argument("--seed", type=int, default=int(os.environ.get("FREM_SEED", time.time_ns() % 1000000)))
+    args = parser.parse_args()
+    print(f"# seed {args.seed}; {SLOW} times the time")
+    run_cases([rounds, damage, lost_disk, reload])
+
+
+if __name__ == "__main__":
+    main()
