@@ -23,7 +23,7 @@ done
 base=allnoconfig
 case $kernel-$profile in
 perdure-vm) fragments=(vm features) ;;
-perdure-debug) fragments=(vm features debug) ;;
+perdure-debug) fragments=(vm features debug kunit) ;;
 perdure-off) fragments=(vm off) ;;
 stock-vm) fragments=(vm) ;;
 stock-debug) fragments=(vm debug) ;;
