@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 /* What becomes of missing pages when the process changes its memory, or somebody else looks at it. */
 #include "nf.h"
+#include "../lib/swap.h"
 
 #include <elf.h>
 #include <linux/futex.h>
 #include <sys/ptrace.h>
-#include <sys/swap.h>
 #include <sys/user.h>
 
 #ifndef MADV_COLLAPSE
@@ -400,24 +400,10 @@ T(coredump_is_whole)
 /* Pages that have been loaded and swapped out are not missing */
 T_LIMIT(swapped_out, 40)
 {
-	char path[PATH_MAX], page[PG];
-	int uffd, fd;
+	int uffd;
 	char *p;
 
-	fd = open("/mnt/nf/swap", O_RDWR | O_CREAT | O_TRUNC, 0600);
-	T_ASSERT(fd >= 0); /* disk.sh */
-	snprintf(path, sizeof(path), "/mnt/nf/swap");
-	memset(page, 0, PG);
-	memcpy(page + PG - 10, "SWAPSPACE2", 10);
-	((uint32_t *)page)[256] = 1;
-	((uint32_t *)page)[257] = 2047;
-	T_EQ(pwrite(fd, page, PG, 0), PG);
-	memset(page, 0, PG);
-	for (int i = 1; i < 2048; i++)
-		T_ASSERT(pwrite(fd, page, PG, i * PG) == (ssize_t)PG);
-	T_OK(fsync(fd));
-	close(fd);
-	T_OK(swapon(path, 0));
+	swap_on(2048);
 	p = nf_missing(&uffd, 1, 512);
 	T_EQ(nf_count(p, 1, 0, 256), 256);
 	T_OK(madvise(p, 512 * PG, MADV_PAGEOUT));
@@ -426,7 +412,7 @@ T_LIMIT(swapped_out, 40)
 	T_OK(madvise(p, 512 * PG, MADV_PAGEOUT));
 	T_EQ(nf_count(p, 1, 0, 512), 512);
 	T_EQ(nf_stat(uffd).by_fault + nf_stat(uffd).by_background, 512);
-	T_OK(swapoff(path));
+	T_OK(swapoff(SWAP_FILE));
 }
 
 /* Where huge pages are wanted: no page of zeros covers what is missing; later it can be one */
