@@ -279,9 +279,10 @@ T(waiting_event_is_dropped)
 	nf_register(uffd, p, 4);
 	T_OK(-pthread_create(&th, NULL, unmap, p + 3 * PG));
 	T_EQ(poll(&pfd, 1, 10000), 1);
-	nf_attach(uffd, image, p, 3, 0, 1, UFFD_LAZY_START);
+	nf_attach(uffd, image, p, 3, 0, 1, NO_START);
 	T_OK(-pthread_join(th, &ok));
 	T_EXPECT(ok);
+	nf_start(uffd);
 	T_EQ(nf_wait(uffd), UFFD_LAZY_COMPLETE);
 	T_EQ(nf_count(p, 5, 0, 3), 3);
 }
