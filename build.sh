@@ -2,6 +2,17 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
 # The one entry point: ./build.sh VERB. Every stage does only what is missing; --help explains the verbs.
 set -euo pipefail
+# --arch ARCH goes to all stages in the environment
+words=()
+while [[ $# -gt 0 && $1 != -- ]]; do
+	case $1 in
+	--arch) PERDURE_ARCH=${2:-nothing}; shift $(($# > 1 ? 2 : 1)) ;;
+	--arch=*) PERDURE_ARCH=${1#*=}; shift ;;
+	*) words+=("$1"); shift ;;
+	esac
+done
+set -- "${words[@]}" "$@"
+export PERDURE_ARCH=${PERDURE_ARCH:-x86_64}
 # shellcheck source=scripts/lib.sh
 . "$(dirname "${BASH_SOURCE[0]}")/scripts/lib.sh"
 
@@ -26,6 +37,7 @@ usage: ./build.sh VERB [OPTIONS]
   clean                    remove what was built; keep the compiler's cache
   distclean                remove build/ and dist/
 
+With --arch arm64, kernel, userspace, run, shell and test cross-compile and boot an emulated machine (docs/testing.md).
 Each of them does what it needs of the stages before. ./build.sh VERB --help says more. Logs are in build/log/.
 EOF
 }
@@ -45,7 +57,7 @@ Writes the commits of build/linux (or of DIR, after COMMIT) to kernel-patches. A
 \"Perdure-Patch: 125-area-what.patch\"; files of commits that have gone are removed." ;;
 	kernel) echo "usage: ./build.sh kernel [--profile P] [--kernel perdure|stock]
 Builds build/kernel/<kernel>-<profile>/vmlinux. Profiles: vm (tests and demo), debug (with the kernel's checkers), off
-(the series applied, its options off); server, server-debug, full, full-debug (what the packages hold). A stock kernel is the same configuration without the series." ;;
+(the series applied, its options off); small (packages to test), server, server-debug, full, full-debug (what the packages hold). A stock kernel is the same configuration without the series." ;;
 	deb) echo "usage: ./build.sh deb [--profile P] [--dbg] [userspace|kernel|checksums]
 Builds Debian packages of the kernel (linux-image, linux-headers; --dbg: linux-image-dbg) and of the library and tools into
 dist/, with checksums, signed by the GnuPG key that PERDURE_SIGN_KEY names. Profiles: server, full (Debian's own
@@ -66,15 +78,22 @@ Removes build/ and dist/." ;;
 	esac
 }
 
-setup() { "$TOP/scripts/setup.sh" "$@"; }
+setup() {
+	"$TOP/scripts/setup.sh" "$@"
+	[[ $PERDURE_ARCH == x86_64 ]] || "$TOP/scripts/setup.sh" "$PERDURE_ARCH"
+}
 fetch() { setup && "$TOP/scripts/fetch.sh"; }
 patched() { fetch && "$TOP/scripts/patch.sh" "$@"; }
-userspace() { setup && "$TOP/scripts/userspace.sh"; }
+userspace() {
+	setup && "$TOP/scripts/userspace.sh"
+	[[ $PERDURE_ARCH == x86_64 ]] || "$TOP/scripts/guest-root.sh"
+}
 
 # What the kernels are made of. When it is as it was at the last build, nothing else needs a look.
 kernel_inputs() {
 	(
 		cd "$TOP"
+		echo "${PERDURE_VERSION:-}"
 		find kernel-patches configs scripts -type f -print0 | sort -z | xargs -0 sha256sum
 	) | sha256sum | cut -d ' ' -f 1
 }
@@ -108,6 +127,11 @@ kernel_options() {
 
 verb=${1:-}
 [[ $# == 0 ]] || shift
+case $PERDURE_ARCH-$verb in
+x86_64-* | arm64-setup | arm64-kernel | arm64-userspace | arm64-run | arm64-shell | arm64-test | arm64-clean) ;;
+arm64-*) die "$verb: not for arm64, only for x86_64" ;;
+*) die "no architecture $PERDURE_ARCH: there are x86_64 and arm64" ;;
+esac
 case ${1:-} in
 -h | --help) ! help_of "$verb" || exit 0 ;;
 esac
@@ -172,7 +196,7 @@ clean)
 	;;
 distclean)
 	[[ ! -d $LINUX/.git ]] || say "removing build/linux, too"
-	rm -rf "$BUILD" "$TOP/dist"
+	rm -rf "$ALL" "$TOP/dist"
 	;;
 '' | -h | --help | help) usage ;;
 *)

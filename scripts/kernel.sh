@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
 # kernel [--profile P] [--kernel perdure|stock] [--configure DIR]: builds build/kernel/<kernel>-<profile>/vmlinux, and of the
 # profiles that are shipped all of the kernel. A stock kernel is the same configuration without our series.
+# With PERDURE_ARCH=arm64 it is cross-compiled, below build/arm64.
 # --configure: only the configuration, in DIR. --make ARGS...: make, in what has been built, as it was built.
 set -euo pipefail
 # shellcheck source=scripts/lib.sh
@@ -27,21 +28,37 @@ perdure-debug) fragments=(vm features debug kunit) ;;
 perdure-off) fragments=(vm off) ;;
 stock-vm) fragments=(vm) ;;
 stock-debug) fragments=(vm debug) ;;
+perdure-small) fragments=(vm features small) ;;
 perdure-server) base=alldefconfig fragments=(server features) ;;
 perdure-server-debug) base=alldefconfig fragments=(server features debug) ;;
 perdure-full) base=debian fragments=(full features) ;;
 perdure-full-debug) base=debian fragments=(full features debug) ;;
-*) die "no kernel $kernel with profile $profile: perdure has vm, debug, off, server, server-debug, full and full-debug;" \
+*) die "no kernel $kernel with profile $profile: perdure has vm, debug, off, small, server, server-debug, full and full-debug;" \
 	"stock has vm and debug" ;;
 esac
-need git make gcc ld flex bison bc
+arch=$PERDURE_ARCH cross=
+case $arch in
+x86_64) ;;
+arm64)
+	[[ $profile == @(vm|debug|off) ]] || die "arm64 has no kernel with profile $profile, only vm, debug and off"
+	cross=aarch64-linux-gnu-
+	fragments+=(arm64)
+	;;
+*) die "no architecture $arch: there are x86_64 and arm64" ;;
+esac
+need git make gcc "${cross}gcc" "${cross}ld" flex bison bc
+export PERDURE_CC=${cross}gcc
 # Only the kernels of the tests come from the cache: what it shares depends on there being no debug information
 case $profile in
 server*) localversion=-${PERDURE_VERSION:-$(<"$TOP/VERSION")}${profile#server} targets=(all) ;;
-full*) localversion=-${PERDURE_VERSION:-$(<"$TOP/VERSION")}-$profile targets=(all) ;;
+small | full*) localversion=-${PERDURE_VERSION:-$(<"$TOP/VERSION")}-$profile targets=(all) ;;
 *) localversion=-$profile targets=(vmlinux) ;;
 esac
-[[ ${targets[*]} == vmlinux ]] || need pahole zstd
+[[ $arch != arm64 ]] || targets+=(Image)	# what QEMU starts there
+case $profile in
+server* | full*) shipped=yes; need pahole zstd ;;
+*) shipped= ;;
+esac
 [[ $goal == "make" || $goal == configure ]] || lock kernel
 name=$kernel-$profile
 out=$BUILD/kernel/$name
@@ -61,7 +78,7 @@ fi
 # Up to date when built of the same source by the same compiler
 fragments=("${fragments[@]/#/$TOP/configs/}")
 fragments=("${fragments[@]/%/.config}")
-state=$(git -C "$source" rev-parse 'HEAD^{tree}'; echo "$localversion"; gcc --version | head -n 1; cat "${fragments[@]}" "$0" | sha256sum)
+state=$(git -C "$source" rev-parse 'HEAD^{tree}'; echo "$localversion"; "$PERDURE_CC" --version | head -n 1; cat "${fragments[@]}" "$0" | sha256sum)
 dirty=$(git -C "$source" status --porcelain | head -n 1)
 if [[ $goal == build && -z $dirty && -f $out/vmlinux && $(cat "$out/perdure-state" 2>/dev/null) == "$state" ]]; then
 	exit 0
@@ -69,8 +86,8 @@ fi
 
 # Without debug information an object does not depend on line markers, so kernels that differ in little share objects.
 # Line numbers that matter are in the code by then, as __LINE__. The debug profile's sanitizers report others.
-cc=gcc
-if [[ $profile != debug && ${targets[*]} == vmlinux ]] && command -v ccache >/dev/null; then
+cc=$PERDURE_CC
+if [[ $profile != debug && -z $shipped ]] && command -v ccache >/dev/null; then
 	cc=$TOP/scripts/kernel-cc
 	# No CCACHE_BASEDIR: its relative paths would escape the compiler option that makes __FILE__ relative
 	export CCACHE_NOHASHDIR=1 CCACHE_COMPILERCHECK=content CCACHE_MAXSIZE=3G
@@ -79,10 +96,10 @@ fi
 
 # Paths are in the debug information, and that is in the build ID: the same wherever this directory is
 prefix="-fdebug-prefix-map=$out=/usr/src/perdure/build -fdebug-prefix-map=$source=/usr/src/perdure"
-make=(make -C "$source" O="$out" ARCH=x86_64 CC="$cc" HOSTCC="gcc" -j"$(nproc)"
+make=(make -C "$source" O="$out" ARCH="$arch" CROSS_COMPILE="$cross" CC="$cc" HOSTCC="gcc" -j"$(nproc)"
 	KBUILD_BUILD_TIMESTAMP='2025-01-01 00:00:00 +0000' KBUILD_BUILD_USER=perdure KBUILD_BUILD_HOST=perdure
 	KBUILD_BUILD_VERSION=1 LOCALVERSION="$localversion") # "perdure" comes with the series
-[[ ${targets[*]} == vmlinux ]] || make+=(KCFLAGS="$prefix" KAFLAGS="$prefix")
+[[ -z $shipped ]] || make+=(KCFLAGS="$prefix" KAFLAGS="$prefix")
 
 configure() {
 	local debian
@@ -130,7 +147,7 @@ if [[ $goal == configure ]]; then
 	exit
 fi
 space=2500
-[[ ${targets[*]} == vmlinux ]] || space=9000
+[[ -z $shipped ]] || space=9000
 [[ $profile != full* ]] || space=30000
 [[ -f $out/vmlinux ]] || need_space "$BUILD" "$space" "building the $name kernel"
 step "kernel $name" "kernel-$name" build

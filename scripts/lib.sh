@@ -3,16 +3,21 @@
 # What every stage of build.sh shares: places, messages, and running a long step with its progress and log.
 
 TOP=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd -P)
-BUILD=$TOP/build
+# What is built for another architecture has a directory of its own; the source and what was downloaded are shared
+ALL=$TOP/build
+BUILD=$ALL
+[[ ${PERDURE_ARCH:=x86_64} == x86_64 ]] || BUILD=$ALL/$PERDURE_ARCH
 LOG=$BUILD/log
-CACHE=$BUILD/cache
-LINUX=$BUILD/linux
+CACHE=$ALL/cache
+LINUX=$ALL/linux
 PATCHES=$TOP/kernel-patches
 export LC_ALL=C.UTF-8
 # Settings of the user must not change what we build
+umask 022
+export TZ=UTC
 export GIT_CONFIG_GLOBAL=/dev/null GIT_CONFIG_SYSTEM=/dev/null
 export CCACHE_DIR=${CCACHE_DIR:-$CACHE/ccache}
-unset MAKEFLAGS MFLAGS KBUILD_OUTPUT ARCH CROSS_COMPILE
+unset MAKEFLAGS MFLAGS KBUILD_OUTPUT ARCH CROSS_COMPILE CC CFLAGS CXXFLAGS CPPFLAGS LDFLAGS
 
 say() {
 	printf 'build.sh: %s\n' "$*" >&2
@@ -46,8 +51,8 @@ need_space() {
 
 # lock WHAT: only one build of it at a time in this tree
 lock() {
-	mkdir -p "$BUILD"
-	exec 9>"$BUILD/.lock-$1"
+	mkdir -p "$ALL"
+	exec 9>"$ALL/.lock-$1"
 	if ! flock -n 9; then
 		say "another build of the $1 is at work; waiting for it"
 		flock 9

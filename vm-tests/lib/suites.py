@@ -37,6 +37,7 @@ class Suite:
     default: bool = True
     # Each case runs so long, beside its time limit; --minutes says otherwise
     minutes: float = 0
+    archs: list[str] = field(default_factory=lambda: ["x86_64"])
     # Of a host suite: kernels that its cases boot, as "perdure-vm"
     needs: list[str] = field(default_factory=list)
 
@@ -79,15 +80,18 @@ def discover(place: Path) -> dict[str, Suite]:
 def choose(suites: dict[str, Suite], names: list[str], profile: str | None) -> list[Run]:
     """A name is SUITE or SUITE/CASE. Host first, then a kernel after the other, slow ones last."""
     runs: list[Run] = []
+    suites = {name: suite for name, suite in suites.items() if vm.ARCH in suite.archs}
     wanted: dict[str, list[str]] = {}
     for name in names or [s.name for s in suites.values() if s.default]:
         suite, _, case = name.partition("/")
         if suite not in suites or case and case not in [c["name"] for c in suites[suite].cases]:
-            raise LookupError(f"no such suite: {name}; there are {', '.join(suites)}")
+            raise LookupError(f"no such suite{'' if vm.ARCH == 'x86_64' else f' for {vm.ARCH}'}: {name}; there are {', '.join(suites)}")
         wanted.setdefault(suite, []).extend([case] if case else [])
     for name, only in wanted.items():
         suite = suites[name]
-        profiles = suite.profiles[:1] if suite.where == HOST else suite.profiles
+        # Another architecture's checking kernel only when it is asked for: emulated, it takes long
+        one = suite.where == HOST or vm.ARCH != "x86_64" and not profile
+        profiles = suite.profiles[:1] if one else suite.profiles
         runs += [Run(suite, p, only) for p in profiles if profile in (None, p)]
     return sorted(runs, key=lambda r: (r.suite.where != HOST, PROFILES.index(r.profile), r.suite.kernel, r.suite.name))
 

@@ -23,6 +23,12 @@ INIT = HERE / "vm-init"     # beside this file where it is installed, for perdur
 INSTALLED = INIT.exists()
 TOP = HERE if INSTALLED else HERE.parents[1]
 BUILD = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "perdure" if INSTALLED else TOP / "build"
+# Another architecture's guests have a directory of its own, and a root in it (scripts/guest-root.sh)
+ARCH = os.environ.get("PERDURE_ARCH", "x86_64")
+ROOT = Path("/")
+if ARCH != "x86_64":
+    BUILD /= ARCH
+    ROOT = BUILD / "root"
 LOG = BUILD / "log"
 
 DIED = 125      # no verdict: the guest died or never came up
@@ -95,7 +101,8 @@ def init_program() -> Path:
     if not program.exists():
         program.parent.mkdir(parents=True, exist_ok=True)
         temporary = program.with_suffix(f".{os.getpid()}")
-        done = subprocess.run(["gcc", "-static", "-O2", "-Wall", "-Wextra", "-o", str(temporary), str(source)],
+        compiler = "gcc" if ARCH == "x86_64" else "aarch64-linux-gnu-gcc"
+        done = subprocess.run([compiler, "-static", "-O2", "-Wall", "-Wextra", "-o", str(temporary), str(source)],
                               stdin=subprocess.DEVNULL, capture_output=True, text=True)
         if done.returncode:
             raise Error(f"cannot compile {short(source)}: {done.stderr.strip()[-300:]}")
@@ -115,13 +122,18 @@ def cpio(files: dict[str, tuple[int, bytes]]) -> bytes:
     return bytes(out)
 
 
+def mounted(job: Job) -> list[tuple[str, bool]]:
+    """Directories of the host that the guest mounts beside its root, and whether it may write them."""
+    return [(str(TOP), False)] * (ROOT != Path("/")) + [(path, True) for path in job.rw]
+
+
 def initramfs(job: Job) -> bytes:
     shares = [path for path in dict.fromkeys([str(TOP), job.cwd])
-              if any(Path(path).is_relative_to(place) and path != place for place in COVERED)]
+              if ROOT == Path("/") and any(Path(path).is_relative_to(place) and path != place for place in COVERED)]
     shares = [path for path in shares if not any(path != other and Path(path).is_relative_to(other)
                                                  for other in shares)]
     items = [f"arg={a}" for a in job.argv] + [f"env={k}={v}" for k, v in job.env.items()]
-    items += [f"share={path}" for path in shares] + [f"rw={path}" for path in job.rw] + [f"cwd={job.cwd}"]
+    items += [f"share={path}" for path in shares] + [f"rw={path}" for path, _ in mounted(job)] + [f"cwd={job.cwd}"]
     if job.terminal:
         items.append(f"tty={job.terminal.lines}x{job.terminal.columns}")
     text = b"".join(os.fsencode(item) + b"\0" for item in items)
@@ -129,16 +141,17 @@ def initramfs(job: Job) -> bytes:
 
 
 def qemu() -> str:
-    path = shutil.which("qemu-system-x86_64")
+    name = "qemu-system-x86_64" if ARCH == "x86_64" else "qemu-system-aarch64"
+    path = shutil.which(name)
     if not path:
-        raise Error("qemu-system-x86_64 is missing: " +
+        raise Error(f"{name} is missing: " +
                     ("install QEMU (Debian: qemu-system-x86)" if INSTALLED else "run ./build.sh setup"))
     return path
 
 
 def accelerator(vmlinux: Path) -> str:
     """KVM only after a guest has started under it: /dev/kvm may be there and not work. Probed once per boot."""
-    if not os.access("/dev/kvm", os.R_OK | os.W_OK):
+    if ARCH != "x86_64" or not os.access("/dev/kvm", os.R_OK | os.W_OK):
         return "tcg"
     boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     cache = BUILD / "vm" / "accelerator"
@@ -162,22 +175,28 @@ def command_line(job: Job, machine: Machine, accel: str, initrd: str, ports: dic
         accelerated = ["-accel", "tcg,thread=single", "-icount", "shift=0,sleep=off"]
     else:
         accelerated = ["-accel", "tcg,thread=multi" if accel == "tcg" else accel]
+    kernel, board, console, processor = machine.vmlinux, "q35,usb=off,vmport=off,smbus=off,sata=off", "ttyS0", "max"
+    if ARCH == "arm64":
+        # What QEMU starts lies beside it. Signing pointers the architecture's way takes longer than all else
+        kernel, board, console, processor = (kernel.parent / "arch/arm64/boot/Image", "virt", "ttyAMA0",
+                                             "max,pauth-impdef=on")
     args = ["setpriv", "--pdeathsig", "KILL", qemu(), "-nodefaults", "-no-user-config", "-display", "none",
-            "-no-reboot", "-machine", "q35,usb=off,vmport=off,smbus=off,sata=off", *accelerated,
-            "-cpu", "host" if accel == "kvm" and not machine.icount else "max",
+            "-no-reboot", "-machine", board, *accelerated,
+            "-cpu", "host" if accel == "kvm" and not machine.icount else processor,
             "-smp", "1" if machine.icount else str(machine.cpus), "-m", machine.memory,
-            "-kernel", str(machine.vmlinux), "-initrd", initrd,
-            "-append", "console=ttyS0 panic=-1 oops=panic softlockup_all_cpu_backtrace=1 no_timer_check "
+            "-kernel", str(kernel), "-initrd", initrd,
+            "-append", f"console={console} panic=-1 oops=panic softlockup_all_cpu_backtrace=1 no_timer_check "
                        "random.trust_cpu=on"
                        # Exact when it counts instructions; else only the kernel's watchdog tells a wrong calibration
                        + (" tsc=reliable" if machine.icount else ""),
             "-chardev", f"file,id=console,path={machine.console}", "-serial", "chardev:console",
             # The first of the virtio devices: its number is in the names of the ports
             "-device", "virtio-serial-pci,max_ports=8", "-device", "virtio-rng-pci",
-            "-fsdev", "local,id=root,path=/,security_model=none,readonly=on,multidevs=remap",
+            "-fsdev", f"local,id=root,path={ROOT},security_model=none,readonly=on,multidevs=remap",
             "-device", "virtio-9p-pci,fsdev=root,mount_tag=root"]
-    for number, path in enumerate(job.rw):
-        args += ["-fsdev", f"local,id=rw{number},path={path},security_model=none,multidevs=remap",
+    for number, (path, writable) in enumerate(mounted(job)):
+        args += ["-fsdev", f"local,id=rw{number},path={path},security_model=none,multidevs=remap"
+                           + ("" if writable else ",readonly=on"),
                  "-device", f"virtio-9p-pci,fsdev=rw{number},mount_tag=rw{number}"]
     for number, drive in enumerate(machine.drives):
         limit = f",throttling.bps-read={drive.read_rate}" if drive.read_rate else ""

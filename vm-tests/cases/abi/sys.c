@@ -169,7 +169,19 @@ TV(any_user)
 	}
 }
 
-/* ---- 32-bit calls, made by 64-bit code: pointers must lie below 4 GiB ---- */
+ROLE(compat_new)
+{
+	T_EQ(t_generation(), 2);
+	T_STREQ(environ[0], "A=1");
+	T_EXPECT(!environ[1]);
+	return 0;
+}
+
+/* ---- 32-bit calls ---- */
+
+#ifdef __x86_64__
+
+/* Made by 64-bit code: pointers must lie below 4 GiB. */
 
 static long int80(long nr, long a, long b, long c, long d, long e)
 {
@@ -254,14 +266,6 @@ T(compat_registration)
 	T_ERR(int80(NR_reregist, 0, 0, 0, 0, REREGIST_CLEAR), ENOENT);
 }
 
-ROLE(compat_new)
-{
-	T_EQ(t_generation(), 2);
-	T_STREQ(environ[0], "A=1");
-	T_EXPECT(!environ[1]);
-	return 0;
-}
-
 T(compat_restart)
 {
 	uint32_t *list;
@@ -330,3 +334,5 @@ T(compat_io)
 	T_EQ(int80(NR_getiolog, p[1], P32(log), sizeof(*log), 0, 0), 0);
 	T_EQ(log->written, 6 + 2 + 3 + 4);
 }
+
+#endif

@@ -150,7 +150,11 @@ static void patch(const char *path, int what)
 	T_ASSERT(n > 4096);
 	switch (what) {
 	case 0:
+#ifdef __aarch64__
+		head->e_machine = EM_X86_64;
+#else
 		head->e_machine = EM_AARCH64;
+#endif
 		break;
 	case 1:
 		head->e_type = ET_REL;

@@ -37,7 +37,12 @@ static void segv_readonly(void)
 
 static void segv_noncanonical(void)
 {
+#ifdef __aarch64__
+	t_word[W_ADDR] = ANY_ADDR;
+	*(volatile int *)0x00f0000000000000ul = 1;
+#else
 	*(volatile int *)T_NONCANON_PTR = 1;
+#endif
 }
 
 static void segv_jump(void)
@@ -76,21 +81,31 @@ static void ill(void)
 {
 	t_word[W_ADDR] = (uintptr_t)&&here;
 here:
+#ifdef __aarch64__
+	__asm__ volatile("udf #0");
+#else
 	__asm__ volatile("ud2");
+#endif
 	t_word[W_ADDR] = ANY_ADDR;
 	goto *(void *[]){ &&here }[0];
 }
 
+#ifndef __aarch64__ /* where no division traps */
 static void fpe(void)
 {
 	t_word[W_ADDR] = ANY_ADDR;
 	__asm__ volatile("xor %%edx, %%edx; xor %%ecx, %%ecx; mov $1, %%eax; idivl %%ecx" : : : "eax", "ecx", "edx");
 }
+#endif
 
 static void trap(void)
 {
 	t_word[W_ADDR] = ANY_ADDR;
+#ifdef __aarch64__
+	__asm__ volatile("brk #0");
+#else
 	__asm__ volatile("int3");
+#endif
 }
 
 static void seccomp_trap(void)
@@ -190,13 +205,19 @@ static const struct fault {
 } faults[] = {
 	{ "SIGSEGV, unmapped", segv_unmapped, SIGSEGV, SEGV_MAPERR },
 	{ "SIGSEGV, read-only", segv_readonly, SIGSEGV, SEGV_ACCERR },
+#ifdef __aarch64__
+	{ "SIGSEGV, no address", segv_noncanonical, SIGSEGV, SEGV_MAPERR },
+	{ "SIGILL", ill, SIGILL, ILL_ILLOPC },
+	{ "SIGTRAP, brk", trap, SIGTRAP, TRAP_BRKPT },
+#else
 	{ "SIGSEGV, no address", segv_noncanonical, SIGSEGV, SI_KERNEL },
-	{ "SIGSEGV, jump", segv_jump, SIGSEGV, SEGV_MAPERR },
-	{ "SIGSEGV, stack overflow", segv_stack, SIGSEGV, INT_MIN },
-	{ "SIGBUS, truncated file", bus_truncated, SIGBUS, BUS_ADRERR },
 	{ "SIGILL", ill, SIGILL, ILL_ILLOPN },
 	{ "SIGFPE", fpe, SIGFPE, FPE_INTDIV },
 	{ "SIGTRAP, int3", trap, SIGTRAP, SI_KERNEL },
+#endif
+	{ "SIGSEGV, jump", segv_jump, SIGSEGV, SEGV_MAPERR },
+	{ "SIGSEGV, stack overflow", segv_stack, SIGSEGV, INT_MIN },
+	{ "SIGBUS, truncated file", bus_truncated, SIGBUS, BUS_ADRERR },
 	{ "SIGSYS, seccomp", seccomp_trap, SIGSYS, 1 /* SYS_SECCOMP */ },
 	{ "abort()", abort, SIGABRT, SI_TKILL },
 	{ "SIGABRT, timer", timer_abrt, SIGABRT, SI_TIMER },

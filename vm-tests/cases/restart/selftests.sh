@@ -3,7 +3,7 @@
 # Builds and runs the kernel tree's own tests, tools/testing/selftests/zlr, with the headers of the kernel that runs.
 set -euo pipefail
 
-tree=$PERDURE_BUILD/linux
+tree=$PERDURE_TOP/build/linux
 objects=$PERDURE_BUILD/kernel/perdure-$PERDURE_PROFILE
 dir=$tree/tools/testing/selftests/zlr
 out=$(mktemp -d)
@@ -12,7 +12,15 @@ trap 'rm -rf "$out"' EXIT
 # The two headers that are ours; all others may be the system's. Installing a whole set takes a minute in here.
 mkdir -p "$out/include/linux" "$out/include/asm"
 cp "$tree/include/uapi/linux/zlr.h" "$out/include/linux/"
-cp "$objects/arch/x86/include/generated/uapi/asm/unistd_64.h" "$out/include/asm/"
+case $(uname -m) in
+x86_64) arch=x86 ;;
+aarch64)
+	arch=arm64
+	# That of the C library does without unistd_64.h
+	cp "$tree/arch/arm64/include/uapi/asm/unistd.h" "$out/include/asm/"
+	;;
+esac
+cp "$objects/arch/$arch/include/generated/uapi/asm/unistd_64.h" "$out/include/asm/"
 make -s -j"$(nproc)" -C "$dir" OUTPUT="$out" KHDR_INCLUDES="-isystem $out/include" >&2
 
 tests=("$out"/zlr_*_test)
