@@ -11,6 +11,8 @@ set -euo pipefail
 need dpkg-buildpackage dh fakeroot
 [[ $(dpkg --print-architecture) == amd64 ]] ||
 	die "deb: this is $(dpkg --print-architecture); packages are built on amd64, for amd64"
+# Not with another Python that the user has: modules would go where that one looks
+export PATH=/usr/sbin:/usr/bin:/sbin:/bin
 lock deb
 work=$BUILD/deb
 

@@ -18,6 +18,8 @@ while [[ $# -gt 0 ]]; do
 done
 need rpmbuild
 [[ $(uname -m) == x86_64 ]] || die "rpm: this is $(uname -m); packages are built on x86_64, for x86_64"
+# Not with another Python that the user has: modules would go where that one looks
+export PATH=/usr/sbin:/usr/bin:/sbin:/bin
 lock rpm
 work=$BUILD/rpm
 

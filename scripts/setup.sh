@@ -39,6 +39,12 @@ if [[ -n $packages ]]; then
 		# Asks for the password here, where the user sees it
 		sudo -v || die "sudo refused; have these installed: $packages"
 	fi
+	# shellcheck source=/dev/null
+	(
+		. /etc/os-release
+		[[ ${ID:-}-${VERSION_ID:-} == debian-1[23] ]] ||
+			say "warning: this is ${PRETTY_NAME:-an unknown system}; packages are looked for as Debian 12 and 13 name them"
+	)
 	step "install $(wc -w <<<"$packages") packages" setup install
 	packages=$(missing)
 	[[ -z $packages ]] || die "not installed: $packages (log: build/log/setup.log)"

@@ -2,6 +2,7 @@
 """Runs functions as KTAP points: one that raises has failed."""
 
 import os
+import subprocess
 import sys
 import traceback
 from collections.abc import Callable
@@ -15,6 +16,14 @@ sys.path.insert(0, str(TOP / "vm-tests" / "lib"))
 
 def equal(got: object, want: object) -> None:
     assert got == want, f"{got!r}, not {want!r}"
+
+
+def run(*argv: object, ok: int | None = 0, env: dict[str, str] | None = None) -> str:
+    """Output and errors of a command that must end with this status (None: any but 0)."""
+    done = subprocess.run([str(a) for a in argv], env=os.environ | (env or {}), stdin=subprocess.DEVNULL,
+                          stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace")
+    assert done.returncode == ok or ok is None and done.returncode, f"{argv}: status {done.returncode}\n{done.stdout[-3000:]}"
+    return done.stdout
 
 
 def main(*functions: Callable[[], None]) -> None:

@@ -1,35 +1,27 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: GPL-2.0-or-later
-"""Packages on fresh systems: install, boot, upgrade, remove. PERDURE_PACKAGES names a directory with packages of both
-releases (N/, N+1/) to take instead of building them."""
+"""Packages on fresh systems: install, boot, upgrade, remove. PERDURE_PACKAGES_PROFILE names the kernel (server);
+PERDURE_PACKAGES, a directory with packages of both releases (N/, N+1/) to take instead of building them."""
 
 import os
 import re
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "harness"))
-from points import BUILD, TOP, equal, main  # noqa: E402
+from points import BUILD, TOP, equal, main, run  # noqa: E402
 
 HERE = Path(__file__).resolve().parent
 VERSION = (TOP / "VERSION").read_text().strip()
 WORK = BUILD / "test" / "packages"
+PROFILE = os.environ.get("PERDURE_PACKAGES_PROFILE", "server")
 DIST = Path(os.environ.get("PERDURE_PACKAGES") or WORK)
 # A system with its own kernel: each of the two that make an initramfs. Nothing else beside init and what the guest runs
 SYSTEMS = {"bookworm": "initramfs-tools", "trixie": "dracut,rpm"}
 # rpm runs scripts in a mount namespace of its own, for which the root has to be a mount
 IN_ROOT = """mount --rbind "$1" "$1"; mount -t proc proc "$1/proc"; mount -t sysfs sys "$1/sys"; mount --bind /dev "$1/dev"; root=$1; shift
 exec chroot "$root" /usr/bin/env -i PATH=/usr/sbin:/usr/bin:/sbin:/bin DEBIAN_FRONTEND=noninteractive LC_ALL=C.UTF-8 "$@" """
-
-
-def run(*argv: object, ok: int | None = 0, env: dict[str, str] | None = None) -> str:
-    """Output and errors of a command that must end with this status (None: any but 0)."""
-    done = subprocess.run([str(a) for a in argv], env=os.environ | (env or {}), stdin=subprocess.DEVNULL,
-                          stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace")
-    assert done.returncode == ok or ok is None and done.returncode, f"{argv}: status {done.returncode}\n{done.stdout[-3000:]}"
-    return done.stdout
 
 
 def mirror() -> str:
@@ -86,17 +78,19 @@ class System:
     def ours(self) -> list[str]:
         return [r for r in self.releases() if "perdure" in r]
 
+    def initramfs(self, release: str) -> Path:
+        boot = self.root / "boot"
+        return next(p for p in (boot / f"initrd.img-{release}", boot / f"initramfs-{release}.img") if p.exists())
+
     def boot(self, release: str) -> list[str]:
         """Boots an image of it with an installed kernel and its installed initramfs; what the guest said."""
         image, console = WORK / "disk.img", WORK / f"console-{release}.log"
         image.unlink(missing_ok=True)
         run("mke2fs", "-q", "-t", "ext4", "-d", self.root, image, "3G")
-        boot = self.root / "boot"
-        initrd = next(p for p in (boot / f"initrd.img-{release}", boot / f"initramfs-{release}.img") if p.exists())
         # QEMU 7.2 leaves wrong flags behind cmpxchg16b: a kernel that allocates memory by it dies when an interrupt finds them
         run("setpriv", "--pdeathsig", "KILL", "timeout", "900", "qemu-system-x86_64", "-nodefaults", "-no-reboot", "-display",
             "none", "-machine", "q35", "-accel", "tcg,thread=multi", "-cpu", "Nehalem,-cx16", "-smp", "2", "-m", "1500M",
-            "-kernel", boot / f"vmlinuz-{release}", "-initrd", initrd,
+            "-kernel", self.root / "boot" / f"vmlinuz-{release}", "-initrd", self.initramfs(release),
             "-append", "root=/dev/vda rw console=ttyS0 panic=-1 no_timer_check systemd.show_status=0",
             "-drive", f"file={image},if=virtio,format=raw,cache=unsafe", "-serial", f"file:{console}")
         said = re.findall(r"PERDURE: (.*?)\r?$", console.read_text(errors="replace"), re.M)
@@ -114,7 +108,7 @@ def build() -> None:
     for which, version in (("N+1", f"{VERSION}.1"), ("N", VERSION)):
         shutil.rmtree(WORK / which, ignore_errors=True)
         for verb in "deb", "rpm":
-            run(TOP / "build.sh", verb, env={"PERDURE_DIST": str(WORK / which), "PERDURE_VERSION": version})
+            run(TOP / "build.sh", verb, "--profile", PROFILE, env={"PERDURE_DIST": str(WORK / which), "PERDURE_VERSION": version})
     for files in (DIST / "N").glob("*.deb"), (DIST / "N").glob("*.rpm"):
         assert len(list(files)) >= 4
 
@@ -163,14 +157,19 @@ def install() -> None:
     protects(system.boot(ours[0]), ours[0])
 
 
+def both(old: str) -> None:
+    """Two of ours, each with its own initramfs, and both boot."""
+    equal(len(system.ours()), 2)
+    equal(len({system.initramfs(r) for r in system.ours()}), 2)
+    for release in sorted(system.ours(), key=lambda r: r != old):
+        protects(system.boot(release), release)
+
+
 def upgrade() -> None:
     """The next release is installed beside this one, which still boots."""
     old = system.ours()[0]
     system.apt("install", *system.copy("N+1", *DEBS))
-    new = [r for r in system.ours() if r != old]
-    equal(len(new), 1)
-    protects(system.boot(old), old)
-    protects(system.boot(new[0]), new[0])
+    both(old)
 
 
 def plain() -> None:
@@ -205,11 +204,11 @@ def rpm_install() -> None:
 
 
 def rpm_upgrade() -> None:
-    """The next release's kernel is installed beside this one, which still boots."""
+    """The next release's kernel is installed beside this one, which still boots; the tools are replaced."""
     old = system.ours()[0]
     system.inside("rpm", "-i", "--nodeps", *system.copy("N+1", "kernel-perdure-6*.rpm"))
-    equal(len(system.ours()), 2)
-    protects(system.boot(old), old)
+    system.inside("rpm", "-U", "--nodeps", *system.copy("N+1", "perdure-0*.rpm"))
+    both(old)
 
 
 def rpm_missing() -> None:

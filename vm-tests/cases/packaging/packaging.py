@@ -5,25 +5,16 @@
 import hashlib
 import os
 import shutil
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "harness"))
-from points import BUILD, TOP, VMLINUX, equal, main  # noqa: E402
+from points import BUILD, TOP, VMLINUX, equal, main, run  # noqa: E402
 
 VERSION = (TOP / "VERSION").read_text().strip()
 scratch = tempfile.TemporaryDirectory(prefix="packaging-", dir=BUILD)
 WORK = Path(scratch.name)
-
-
-def run(*argv: object, ok: int | None = 0, env: dict[str, str] | None = None) -> str:
-    """Output and errors of a command that must end with this status (None: any but 0)."""
-    done = subprocess.run([str(a) for a in argv], env=os.environ | (env or {}), stdin=subprocess.DEVNULL,
-                          stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace")
-    assert done.returncode == ok or ok is None and done.returncode, f"{argv}: status {done.returncode}\n{done.stdout[-3000:]}"
-    return done.stdout
 
 
 def build(verb: str, place: str, what: str = "userspace", **env: str) -> dict[str, Path]:
@@ -41,6 +32,16 @@ def deb_files(path: Path) -> set[str]:
             if not line.startswith("d")}
 
 
+def copy() -> Path:
+    """Of this repository, to change."""
+    tree = WORK / f"tree-{len(list(WORK.iterdir()))}"
+    run("git", "clone", "-q", "--shared", TOP, tree)
+    for part in "configs", "scripts", "packaging":
+        shutil.copytree(TOP / part, tree / part, dirs_exist_ok=True)
+    shutil.copy(TOP / "build.sh", tree)
+    return tree
+
+
 def configs() -> None:
     """Every request of the configurations that are shipped is met, those without a build included."""
     for profile in "server", "server-debug", "full", "full-debug":
@@ -54,10 +55,7 @@ def configs() -> None:
 
 def unmet() -> None:
     """A request that does not stick fails the build and is named."""
-    tree = WORK / "tree"
-    run("git", "clone", "-q", "--shared", TOP, tree)
-    shutil.copytree(TOP / "configs", tree / "configs", dirs_exist_ok=True)
-    shutil.copytree(TOP / "scripts", tree / "scripts", dirs_exist_ok=True)
+    tree = copy()
     with (tree / "configs/server.config").open("a") as f:
         f.write("CONFIG_NO_SUCH_DRIVER=m\n")
     (tree / "build").mkdir()
@@ -133,6 +131,28 @@ def architecture() -> None:
     assert "this is aarch64" in run(TOP / "scripts/rpm.sh", ok=1, env=fake("uname", "echo aarch64"))
 
 
+def distribution() -> None:
+    """On another distribution it says which it wants, what is missing and what apt said; without dpkg, what to install."""
+    tree = copy()
+    other = WORK / "os-release"
+    other.write_text('ID=fancy\nVERSION_ID=9\nPRETTY_NAME="Fancy 9"\n')
+    tools = fake("dpkg-query", "exit 1")
+    tools["PATH"] = f"{fake('apt-get', 'echo E: Unable to locate package linux-source-6.12; exit 100')['PATH'].split(':')[0]}:{tools['PATH']}"
+    text = run("unshare", "--map-root-user", "--mount", "sh", "-c", f"mount --bind {other} /etc/os-release && exec {tree}/scripts/setup.sh",
+               ok=1, env=tools)
+    assert "this is Fancy 9" in text and "Debian 12 and 13" in text and "Unable to locate package linux-source-6.12" in text, text
+    # All tools but Debian's
+    place = WORK / "no-dpkg"
+    place.mkdir()
+    for tool in Path("/usr/bin").iterdir():
+        if not tool.name.startswith(("dpkg", "apt")):
+            (place / tool.name).symlink_to(tool)
+    text = run(tree / "build.sh", "deb", ok=1, env={"PATH": str(place)})
+    assert "this is not a Debian system; packages are built on Debian 12 or 13" in text, text
+    text = run(tree / "scripts/setup.sh", "packages", ok=1, env={"PATH": str(place)})
+    assert "this is not a Debian system; install the equivalent of: " in text and " dwarves " in text, text
+
+
 def arguments() -> None:
     """Arguments that mean nothing are refused, and so is a kernel that is not there."""
     for verb in "deb", "rpm":
@@ -178,7 +198,7 @@ def machine() -> None:
     assert "take a Perdure kernel" in run(program, "--kernel", image, "true", ok=125, env=env)
 
 
-PARTS = {"configurations": [configs, unmet], "userspace": [debs, rpms, signed], "refusals": [architecture, arguments, scripts],
+PARTS = {"configurations": [configs, unmet], "userspace": [debs, rpms, signed], "refusals": [architecture, distribution, arguments, scripts],
          "machine": [machine]}
 
 if __name__ == "__main__":
