@@ -2,12 +2,12 @@
 /*
  * Random system calls, ours above all, from several processes of several threads, which fault and come back meanwhile.
  *
- *	fuzz [-m MINUTES] [-s SEED] [-w SERVICES] [-x OP]
+ *	fuzz [-a] [-m MINUTES] [-s SEED] [-w SERVICES] [-x OP]
  *
  * Arguments are mostly sensible, now and then at a boundary, sometimes garbage. A service with a given number and
  * incarnation draws the same numbers for the same seed: its sequence of calls is the same, the interleaving is not.
  * The verdict: the machine lives (and its console is clean: the harness looks), no service stands still, and each
- * of our calls was reached, succeeded and failed often. -x leaves out what has OP in its name.
+ * of our calls was reached, succeeded and failed often. -x leaves out what has OP in its name; -a has no allocation fail.
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -82,7 +82,8 @@ struct slot {
 
 static struct shared {
 	uint64_t seed;
-	int services, out;
+	int services;
+	bool no_failures;
 	uint64_t left_out;		/* operations, a bit each */
 	char dir[64];
 	_Atomic uint64_t calls, restarts;
@@ -283,6 +284,9 @@ static int new_file(void)
 		return open(path, O_RDWR | O_NONBLOCK);
 	case 20: return open(PICK("/dev/null", "/dev/zero", "/dev/urandom", "/"), O_RDONLY);
 	case 21:
+		/* Its vmalloc() complains when it fails. */
+		if (me == shm->services - 1)
+			return -1;
 		ret = open("/dev/ptmx", O_RDWR | O_NOCTTY | O_NONBLOCK);
 		if (ret >= 0 && !ioctl(ret, TIOCSPTLCK, &(int){ 0 }))
 			ioctl(ret, TIOCGPTPEER, O_RDWR | O_NOCTTY | O_NONBLOCK);
@@ -349,7 +353,7 @@ static void op_reregist(void)
 		DO(reregist, syscall(500, NULL, NULL, NULL, 0, REREGIST_CLEAR));
 		return;
 	case 2:
-		DO(reregist, syscall(500, PICK(self_path, "/bin/true", "/dev/null"), bad[below(4)], bad[below(4)], word(),
+		DO(reregist, syscall(500, PICK(self_path, "/dev/null"), bad[below(4)], bad[below(4)], word(),
 				     flags(17)));
 		return;
 	}
@@ -995,7 +999,7 @@ static void start(int nr)
 		return;
 	}
 	/* Of a failed allocation: most services see none, the last one sees many */
-	if (nr == shm->services - 1 && !access("/proc/self/make-it-fail", W_OK))
+	if (nr == shm->services - 1 && !shm->no_failures && !access("/proc/self/make-it-fail", W_OK))
 		put("/proc/self/make-it-fail", "1");
 	null = open("/dev/null", O_RDWR);
 	for (int i = 0; i < 3; i++)
@@ -1161,15 +1165,33 @@ static bool end_all(void)
 	return false;
 }
 
+/* From memory: the file system of the host does not recover from allocations that fail, not for others either. */
+static void move_to_memory(char **argv)
+{
+	char path[128];
+	int fd, from;
+	ssize_t n;
+
+	snprintf(path, sizeof(path), "/tmp/fuzz.%d", getpid());
+	if (mkdir(path, 0777) || chmod(path, 0777))
+		exit(95);
+	snprintf(path, sizeof(path), "/tmp/fuzz.%d/prog", getpid());
+	fd = open(path, O_WRONLY | O_CREAT | O_CLOEXEC, 0755);
+	from = open(self_path, O_RDONLY | O_CLOEXEC);
+	while ((n = sendfile(fd, from, NULL, 1 << 20)) > 0)
+		;
+	if (n || close(fd) || close(from))
+		exit(95);
+	execv(path, argv);
+	exit(95);
+}
+
 static void prepare(void)
 {
 	char page[PG], path[192];
 	int fd;
 
-	snprintf(shm_path, sizeof(shm_path), "/tmp/fuzz.%d", getpid());
-	mkdir(shm_path, 0777);
-	chmod(shm_path, 0777);
-	snprintf(path, sizeof(path), "%s/shared", shm_path);
+	snprintf(path, sizeof(path), "/tmp/fuzz.%d/shared", getpid());
 	fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0666);
 	if (fd < 0 || fchmod(fd, 0666) || ftruncate(fd, sizeof(*shm)))
 		exit(95);
@@ -1184,6 +1206,8 @@ static void prepare(void)
 			exit(95);
 	}
 	close(fd);
+	/* A machine that is emulated beside others is not run at all for seconds. */
+	put("/sys/module/rcupdate/parameters/rcu_cpu_stall_timeout", "120");
 	put("/proc/sys/kernel/core_pattern", "core");
 	put("/proc/sys/kernel/core_uses_pid", "0");
 	put("/proc/sys/kernel/print-fatal-signals", "0");
@@ -1218,12 +1242,18 @@ int main(int argc, char **argv)
 		return 95;
 	if (argc >= 4 && argv[1][0] == '@')
 		return service_main(argv);
+	/* A service that was registered with arguments of chance */
+	if (!prctl(PR_GET_PDEATHSIG, &opt) && opt)
+		return 1;
+	if (strncmp(self_path, "/tmp/fuzz.", 10))
+		move_to_memory(argv);
 	setvbuf(stdout, NULL, _IOLBF, 0);
 	prepare();
 	shm->services = 6;
 	shm->seed = time(NULL);
-	while ((opt = getopt(argc, argv, "m:s:w:x:")) != -1) {
+	while ((opt = getopt(argc, argv, "am:s:w:x:")) != -1) {
 		switch (opt) {
+		case 'a': shm->no_failures = true; break;
 		case 'm': minutes = atof(optarg); break;
 		case 's': shm->seed = strtoull(optarg, NULL, 0); break;
 		case 'w': shm->services = atoi(optarg) < SERVICES_MAX ? atoi(optarg) : SERVICES_MAX; break;

@@ -198,10 +198,9 @@ static T_UNUSED void nf_start(int uffd)
 static T_UNUSED unsigned int nf_wait(int uffd)
 {
 	for (int i = 0; i < 15000; i++) {
-		unsigned int state = nf_stat(uffd).state;
-
+		/* The state of afterwards: it may be done between two looks */
 		if (nf_stat(uffd).end_ns)
-			return state;
+			return nf_stat(uffd).state;
 		t_sleep_ms(1);
 	}
 	t_check(false, __FILE__, __LINE__, "the loader is not done");
