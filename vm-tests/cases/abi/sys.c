@@ -3,6 +3,8 @@
 #include "../lib/seccomp.h"
 #include "../lib/t.h"
 
+#include <elf.h>
+
 static char *args[] = { "prog", NULL };
 
 T(sysctl_defaults)
@@ -333,6 +335,149 @@ T(compat_io)
 	T_EQ(int80(NR_lsendfile, p[1], fd, 0, 4, 0), 4);
 	T_EQ(int80(NR_getiolog, p[1], P32(log), sizeof(*log), 0, 0), 0);
 	T_EQ(log->written, 6 + 2 + 3 + 4);
+}
+
+#else /* arm64 */
+
+/*
+ * No 64-bit code can make a 32-bit call there, so a program is written that does: A32 instructions that leave with
+ * the number of the first call whose result is wrong.
+ */
+#define PROG_AT		0x8000		/* MOVW loads any address of it */
+
+static struct prog {
+	Elf32_Ehdr ehdr;
+	Elf32_Phdr phdr;
+	uint32_t code[512];
+	uint32_t argv[3], envp[2], fds[2];
+	int64_t off;
+	char info[88], buf[16], log[64], path[PATH_MAX], arg[16], env[8], text[16];
+} prog;
+
+static int code_len;
+
+static uint32_t at(const void *p)
+{
+	return PROG_AT + (uint32_t)((const char *)p - (const char *)&prog);
+}
+
+static void emit(uint32_t insn)
+{
+	T_ASSERT(code_len < (int)ARRAY_LEN(prog.code));
+	prog.code[code_len++] = insn;
+}
+
+static void movw(int reg, uint32_t val)
+{
+	T_ASSERT(val <= 0xffff);
+	emit(0xe3000000 | (val >> 12) << 16 | reg << 12 | (val & 0xfff));
+}
+
+static void result(int want)
+{
+	static int count;
+
+	emit((want < 0 ? 0xe3700000 : 0xe3500000) | abs(want));	/* cmn or cmp r0, want */
+	emit(0x13a00000 | ++count);				/* movne r0, count */
+	emit(0x13a07001);					/* movne r7, exit */
+	emit(0x1f000000);					/* svcne 0 */
+}
+
+/* With this an argument is what is in memory there. */
+#define FROM(p)		(0x80000000 | at(p))
+
+static void call(int nr, int want, uint32_t a, uint32_t b, uint32_t c, uint32_t d, uint32_t e)
+{
+	uint32_t arg[] = { a, b, c, d, e };
+
+	for (int i = 0; i < 5; i++) {
+		movw(i, arg[i] & 0x7fffffff);
+		if (arg[i] & 0x80000000)
+			emit(0xe5900000 | i << 16 | i << 12);	/* ldr ri, [ri] */
+	}
+	movw(7, nr);
+	emit(0xef000000);					/* svc 0 */
+	result(want);
+}
+
+static void byte(const void *p, int want)
+{
+	movw(0, at(p));
+	emit(0xe5d00000);					/* ldrb r0, [r0] */
+	result(want);
+}
+
+T(compat_calls)
+{
+	enum { ARM_PIPE = 42, ELF_FD = T_FD + 1 };
+	char path[PATH_MAX];
+	int status, fd;
+	pid_t pid;
+
+	prog.ehdr = (Elf32_Ehdr){
+		.e_ident = { ELFMAG0, ELFMAG1, ELFMAG2, ELFMAG3, ELFCLASS32, ELFDATA2LSB, EV_CURRENT },
+		.e_type = ET_EXEC, .e_machine = EM_ARM, .e_version = EV_CURRENT, .e_entry = at(prog.code),
+		.e_phoff = offsetof(struct prog, phdr), .e_flags = EF_ARM_EABI_VER5, .e_ehsize = sizeof(Elf32_Ehdr),
+		.e_phentsize = sizeof(Elf32_Phdr), .e_phnum = 1,
+	};
+	prog.phdr = (Elf32_Phdr){ .p_type = PT_LOAD, .p_vaddr = PROG_AT, .p_filesz = sizeof(prog),
+				  .p_memsz = sizeof(prog), .p_flags = PF_R | PF_W | PF_X, .p_align = 4096 };
+	strcpy(prog.path, t_self);
+	strcpy(prog.arg, "@compat_new");
+	strcpy(prog.env, "A=1");
+	strcpy(prog.text, "abcdef");
+	prog.argv[0] = at(prog.path);
+	prog.argv[1] = at(prog.arg);
+	prog.envp[0] = at(prog.env);
+	prog.off = 1;
+
+	call(NR_getreginfo, perdure_abi_version(), 0, 0, GETREGINFO_VERSION, 0, 0);
+	call(NR_getreginfo, -EINVAL, at(prog.info), 87, 0, 0, 0);
+	call(NR_getreginfo, 0, at(prog.info), 88, 0, 0, 0);
+	call(NR_reregist, -EFAULT, 0, at(prog.argv), at(prog.envp), 0, 0);
+	call(NR_reregist, -EFAULT, at(prog.path), 0, at(prog.envp), 0, 0);
+	call(NR_reregist, -EINVAL, at(prog.path), at(prog.argv + 2), at(prog.envp), 0, 0);
+	call(NR_reregist, -EINVAL, at(prog.path), at(prog.argv), at(prog.envp), 0, 2);
+	call(NR_reregist, -ENOENT, 0, 0, 0, 0, REREGIST_CLEAR);
+	call(ARM_PIPE, 0, at(prog.fds), 0, 0, 0, 0);
+	call(NR_lwrite, 6, FROM(&prog.fds[1]), at(prog.text), 6, 0, 0);
+	call(NR_hread, 4, FROM(&prog.fds[0]), at(prog.buf), 4, 1, 0);
+	byte(prog.buf + 3, 'd');
+	call(NR_hread, 2, FROM(&prog.fds[0]), at(prog.buf), 8, 0, HREAD_NOWAIT);
+	byte(prog.buf + 1, 'f');
+	call(NR_lsendfile, 3, FROM(&prog.fds[1]), ELF_FD, at(&prog.off), 3, 0);
+	byte(&prog.off, 4);
+	call(NR_hread, -EFAULT, FROM(&prog.fds[0]), 1, 8, 0, 0);
+	call(NR_hread, 3, FROM(&prog.fds[0]), at(prog.buf), 8, 5, 0);
+	byte(prog.buf + 2, 'F');
+	call(NR_getiolog, 0, FROM(&prog.fds[0]), at(prog.log), sizeof(struct io_log), 0, 0);
+	byte(prog.log + offsetof(struct io_log, read), 9);
+	byte(prog.log + offsetof(struct io_log, held), 3);
+	call(NR_getiolog, -EINVAL, FROM(&prog.fds[0]), at(prog.log), 39, 0, 0);
+	call(NR_restartctl, -EINVAL, 999, 0, 0, 0, 0);
+	call(NR_reregist, 0, at(prog.path), at(prog.argv), at(prog.envp), 5, 0);
+	call(NR_getreginfo, 1, at(prog.info), 88, 0, 0, 0);
+	byte(prog.info + offsetof(struct reg_info, child_id), 5);
+	movw(0, 0);
+	emit(0xe5800000);					/* str r0, [r0] */
+	emit(0xeafffffe);					/* b . */
+
+	t_write_file(t_path(path, "prog32"), &prog, sizeof(prog), 0755);
+	fd = T_OK(open(t_self, O_RDONLY));
+	T_OK(dup2(fd, ELF_FD));
+	close(fd);
+	T_OK(t_sysctl("min_interval_ms", 0));
+	pid = t_fork();
+	if (!pid) {
+		execl(path, "prog32", NULL);
+		_exit(errno == ENOEXEC ? 255 : 254);
+	}
+	status = t_wait(pid);
+	T_OK(t_sysctl("min_interval_ms", 60000));
+	if (WIFEXITED(status) && WEXITSTATUS(status) == 255)
+		t_skip("no 32-bit programs in this kernel");
+	/* The number of the call that went wrong */
+	T_EXITED(status, 0);
 }
 
 #endif

@@ -59,7 +59,8 @@ def system_call_tables() -> Iterator[str]:
     """number, ABI, name and entry points, in both directions."""
     for name, abi, native_compat in (("arch/x86/entry/syscalls/syscall_64.tbl", "common", "64"),
                                      ("arch/x86/entry/syscalls/syscall_32.tbl", "i386", "i386"),
-                                     ("scripts/syscall.tbl", "common", "common")):
+                                     ("scripts/syscall.tbl", "common", "common"),
+                                     ("arch/arm64/tools/syscall_32.tbl", "common", "common")):
         have = {tuple(row) for row in map(str.split, kernel_text(name).splitlines())
                 if row and row[0].isdigit() and FIRST <= int(row[0]) <= LAST}
         want = set()
