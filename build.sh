@@ -156,7 +156,9 @@ run | shell)
 	;;
 test)
 	need python3
-	[[ " $*" != *" fuzz"* ]] || setup fuzz
+	for extra in fuzz kselftest; do
+		[[ " $*" != *" $extra"* ]] || setup "$extra"
+	done
 	# The suites say which kernels they need
 	plan=$(python3 "$TOP/vm-tests/run" test --plan "$@")
 	for line in $plan; do

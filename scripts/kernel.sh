@@ -67,8 +67,7 @@ source=$LINUX
 [[ $kernel == perdure ]] || source=$BUILD/linux-stock
 
 if [[ $kernel == stock ]]; then
-	base=$(git -C "$LINUX" rev-parse base)
-	if [[ $(git -C "$source" rev-parse HEAD 2>/dev/null) != "$base" ]]; then
+	if [[ $(git -C "$source" rev-parse HEAD 2>/dev/null) != $(git -C "$LINUX" rev-parse base) ]]; then
 		rm -rf "$source"
 		git -C "$LINUX" worktree prune
 		step "check out the stock source" "source-stock" git -C "$LINUX" worktree add -f -q --detach "$source" base

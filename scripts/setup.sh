@@ -1,7 +1,7 @@
 #!/bin/bash
 # SPDX-License-Identifier: GPL-2.0-or-later
-# setup [packages|fuzz]: installs the packages of packaging/deps/apt.txt that are missing, and nothing when none is. With
-# "packages" or "fuzz" those of packages.txt or fuzz.txt, too.
+# setup [LIST]: installs the packages of packaging/deps/apt.txt that are missing, and nothing when none is. With the name of
+# another list in that directory, the packages of that one, too.
 set -euo pipefail
 # shellcheck source=scripts/lib.sh
 . "$(dirname "$0")/lib.sh"
