@@ -366,6 +366,16 @@ static T_UNUSED void t_copy(const char *from, const char *to, mode_t mode)
 	close(out);
 }
 
+enum { T_OTHER = 2002 };	/* a user, and a group, that nobody else has */
+
+/* A copy of this program for t_tmpdir() that is T_OTHER's, set-user-ID or set-group-ID as @mode says. */
+static T_UNUSED void t_copy_privileged(char *buf, const char *name, mode_t mode)
+{
+	t_copy(t_self, t_path(buf, name), 0755);
+	T_OK(chown(buf, T_OTHER, T_OTHER));
+	T_OK(chmod(buf, mode));
+}
+
 static T_UNUSED void t_write_file(const char *path, const void *buf, size_t n, mode_t mode)
 {
 	int fd = T_OK(open(path, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0700));

@@ -912,11 +912,9 @@ T(set_user_id_program)
 	char path[PATH_MAX];
 
 	T_OK(mount("none", t_tmpdir(), "tmpfs", 0, "mode=755"));
-	t_copy(t_self, t_path(path, "suid"), 0755);
-	T_OK(chown(path, 2002, 2002));
-	T_OK(chmod(path, 06755));
+	t_copy_privileged(path, "suid", 06755);
 	by_user(path, false);
-	T_EQ(t_word[0], (uint64_t)T_NOBODY << 32 | 2002);
+	T_EQ(t_word[0], (uint64_t)T_NOBODY << 32 | T_OTHER);
 	by_user(path, true);
 	T_EQ(t_word[0], (uint64_t)T_NOBODY << 32 | T_NOBODY);
 	T_OK(umount(t_tmpdir()));

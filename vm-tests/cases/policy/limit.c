@@ -474,9 +474,7 @@ T(set_user_id)
 	/* /tmp may be mounted nosuid. */
 	T_OK(mount("none", t_tmpdir(), "tmpfs", 0, "mode=755"));
 	for (size_t i = 0; i < ARRAY_LEN(modes); i++) {
-		t_copy(t_self, t_path(path, "prog"), 0755);
-		T_OK(chown(path, 2002, 2002));
-		T_OK(chmod(path, modes[i]));
+		t_copy_privileged(path, "prog", modes[i]);
 		t_word[W_RUNS] = 0;
 		pid = t_fork();
 		if (!pid) {
@@ -501,7 +499,7 @@ ROLE(privileged_group)
 {
 	struct reg_info info;
 
-	T_EQ(getegid(), 2002);
+	T_EQ(getegid(), T_OTHER);
 	T_EQ(x_getreginfo(&info), 0);
 	t_word[W_RUNS]++;
 	t_crash();

@@ -307,9 +307,7 @@ T(set_user_id)
 
 	/* /tmp may be mounted nosuid. */
 	T_OK(mount("none", t_tmpdir(), "tmpfs", 0, "mode=755"));
-	t_copy(t_self, t_path(path, "suid"), 0755);
-	T_OK(chown(path, 2002, 2002));
-	T_OK(chmod(path, 06755));
+	t_copy_privileged(path, "suid", 06755);
 	for (int restart = 0; restart < 2; restart++) {
 		T_CHILD {
 			t_drop_root();
@@ -319,7 +317,7 @@ T(set_user_id)
 			t_crash();
 		}
 	}
-	T_EQ(t_word[0], (uint64_t)T_NOBODY << 32 | 2002);
+	T_EQ(t_word[0], (uint64_t)T_NOBODY << 32 | T_OTHER);
 	T_EQ(t_word[1], t_word[0]);
 	T_OK(umount(t_tmpdir()));
 }

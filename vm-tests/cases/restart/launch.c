@@ -118,9 +118,7 @@ static void privileged(mode_t mode, bool drop, const char *role)
 {
 	char path[PATH_MAX];
 
-	t_copy(t_self, t_path(path, "priv"), 0755);
-	T_OK(chown(path, 2002, 2002));
-	T_OK(chmod(path, mode));
+	t_copy_privileged(path, "priv", mode);
 	T_CHILD {
 		if (drop)
 			t_drop_root();

@@ -443,7 +443,7 @@ T(another_program_inherits_nothing)
 
 ROLE(privileged)
 {
-	T_EQ(geteuid(), 2002);
+	T_EQ(geteuid(), T_OTHER);
 	T_EQ(VAL(0), 0);
 	T_ERR(DO(OP(0, -1, REC | NOW)), EAGAIN);
 	MARK(0) = 1;
@@ -456,9 +456,7 @@ T(a_privileged_program_inherits_nothing)
 
 	/* /tmp may be mounted nosuid. */
 	T_OK(mount("none", t_tmpdir(), "tmpfs", 0, "mode=755"));
-	t_copy(t_self, t_path(path, "prog"), 0755);
-	T_OK(chown(path, 2002, 2002));
-	T_OK(chmod(path, 04755));
+	t_copy_privileged(path, "prog", 04755);
 	SETS(1);
 	T_OK(semctl(SET, 0, IPC_SET, &(struct semid_ds){ .sem_perm = { .mode = 0666 } }));
 	T_CHILD {
