@@ -133,6 +133,19 @@ static inline void bench_setup(int argc, char **argv)
 	}
 }
 
+/* Of a program whose only argument is the number of rounds: that number, in quiet surroundings. */
+static inline int bench_rounds(int argc, char **argv)
+{
+	int arg = argc > 1 && !strcmp(argv[1], "guest") ? 2 : 1;
+
+	if (argc - arg != 1) {
+		fprintf(stderr, "usage: %s [guest] ROUNDS\n", argv[0]);
+		exit(2);
+	}
+	bench_setup(argc, argv);
+	return atoi(argv[arg]);
+}
+
 static inline int have_zlr(void)
 {
 	long abi = syscall(__NR_getreginfo, NULL, 0ul, GETREGINFO_VERSION);

@@ -52,14 +52,8 @@ static const struct {
 
 int main(int argc, char **argv)
 {
-	int arg = argc > 1 && !strcmp(argv[1], "guest") ? 2 : 1, rounds;
+	int rounds = bench_rounds(argc, argv);
 
-	if (argc - arg != 1) {
-		fprintf(stderr, "usage: %s [guest] ROUNDS\n", argv[0]);
-		return 2;
-	}
-	rounds = atoi(argv[arg]);
-	bench_setup(argc, argv);
 	if (!have_zlr())
 		return 1;
 	for (size_t c = 0; c < sizeof(calls) / sizeof(calls[0]); c++) {

@@ -130,16 +130,10 @@ int main(int argc, char **argv)
 		const char *name;
 		double share;
 	} points[] = { { "p50", 0.5 }, { "p99", 0.99 }, { "p99.9", 0.999 } };
-	int arg = argc > 1 && !strcmp(argv[1], "guest") ? 2 : 1, rounds;
+	int rounds = bench_rounds(argc, argv);
 	char page[PAGE] = {};
 	uint64_t seed = 1;
 
-	if (argc - arg != 1) {
-		fprintf(stderr, "usage: %s [guest] ROUNDS\n", argv[0]);
-		return 2;
-	}
-	rounds = atoi(argv[arg]);
-	bench_setup(argc, argv);
 	image = TRY(open("/tmp/bench-faults", O_RDWR | O_CREAT | O_TRUNC, 0600));
 	for (unsigned int i = 0; i < PAGES; i++) {
 		*(unsigned int *)page = i;

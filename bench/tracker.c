@@ -76,14 +76,8 @@ static uint64_t work(const unsigned int *order, int track)
 int main(int argc, char **argv)
 {
 	static struct samples extra, more, less;
-	int arg = argc > 1 && !strcmp(argv[1], "guest") ? 2 : 1, rounds;
+	int rounds = bench_rounds(argc, argv);
 
-	if (argc - arg != 1) {
-		fprintf(stderr, "usage: %s [guest] ROUNDS\n", argv[0]);
-		return 2;
-	}
-	rounds = atoi(argv[arg]);
-	bench_setup(argc, argv);
 	for (int round = 0; round < rounds; round++) {
 		static unsigned int order[TOUCHED];
 		unsigned int false_positive = 0, false_negative = 0, all = 0;
