@@ -103,6 +103,47 @@ T(load_touched_set)
 	T_EQ(load.loaded, 0);
 }
 
+/* The same ranges in the background: nothing waits, and they come before everything else */
+T(touched_set_first)
+{
+	int uffd;
+	char *p = nf_missing(&uffd, 1, 300);
+	struct uffdio_range r[4] = {
+		{ (uintptr_t)p + 250 * PG, 20 * PG },
+		{ (uintptr_t)p + 3 * PG, 1 * PG },
+		{ (uintptr_t)p + 260 * PG, 20 * PG },
+		{ (uintptr_t)p + 400 * PG, 10 * PG },	/* nothing is missing there */
+	};
+	struct uffdio_lazy_load load = { .size = sizeof(load), .flags = UFFD_LAZY_FIRST, .ranges = (uintptr_t)r, .nr_ranges = 4,
+					 .loaded = 9 };
+
+	T_OK(nf_load(uffd, NULL, 0, UFFD_LAZY_FIRST, NULL));
+	T_OK(ioctl(uffd, UFFDIO_LAZY_LOAD, &load));
+	T_EQ(load.loaded, 0);
+	T_EQ(nf_stat(uffd).missing, 300);
+	T_EQ(nf_stat(uffd).state, UFFD_LAZY_ATTACHED);
+	T_ERR(ioctl(uffd, UFFDIO_LAZY_LOAD, &load), EBUSY);
+	T_EQ(nf_stat(uffd).missing, 300);
+	/* One of them is touched before, another one unmapped */
+	T_EXPECT(nf_is(p + 255 * PG, 1, 255));
+	T_OK(munmap(p + 275 * PG, PG));
+	nf_start(uffd);
+	T_EQ(nf_wait(uffd), UFFD_LAZY_COMPLETE);
+	T_EQ(nf_stat(uffd).by_load, 29);
+	T_EQ(nf_stat(uffd).by_fault, 1);
+	T_EQ(nf_stat(uffd).by_background, 269);
+	T_EQ(nf_stat(uffd).removed, 1);
+	T_EQ(nf_count(p, 1, 0, 275), 275);
+	T_EQ(nf_count(p + 276 * PG, 1, 276, 24), 24);
+	T_ERR(ioctl(uffd, UFFDIO_LAZY_LOAD, &load), EBUSY);
+
+	/* With the start, and the descriptor closed at once */
+	p = nf_missing(&uffd, 2, 300);
+	T_OK(nf_load(uffd, p + 200 * PG, 100, UFFD_LAZY_FIRST | UFFD_LAZY_START, NULL));
+	close(uffd);
+	T_EQ(nf_count(p, 2, 0, 300), 300);
+}
+
 /* Completion: the event, what is unregistered, the sums; what the descriptor can do afterwards */
 T(background_completes)
 {

@@ -88,13 +88,14 @@ T(load_and_stat_errors)
 	T_ERR(ioctl(uffd, UFFDIO_LAZY_LOAD, &l), err); \
 } while (0)
 	LOAD_REFUSED(EINVAL, l.size = 31);
-	LOAD_REFUSED(EINVAL, l.flags = 2);
+	LOAD_REFUSED(EINVAL, l.flags = 4);
 	LOAD_REFUSED(EINVAL, l.nr_ranges = (1 << 20) + 1);
 	LOAD_REFUSED(EFAULT, l.ranges = (uintptr_t)t_gone());
 	r.len = 0;
 	LOAD_REFUSED(EINVAL, (void)0);
 	r.len = 100;
 	LOAD_REFUSED(EINVAL, (void)0);
+	LOAD_REFUSED(EINVAL, l.flags = UFFD_LAZY_FIRST | UFFD_LAZY_START);
 	r.len = -PG;
 	LOAD_REFUSED(EINVAL, (void)0);
 	T_ERR(ioctl(uffd, UFFDIO_LAZY_STAT, &st), EINVAL);

@@ -137,7 +137,7 @@ static bool step(int uffd)
 	case 10:
 		if (uffd < 0)
 			return true;
-		if (!nf_load(uffd, p, n, pick(20) ? 0 : UFFD_LAZY_START, NULL))
+		if (!nf_load(uffd, p, n, pick(20) ? pick(4) ? 0 : UFFD_LAZY_FIRST : UFFD_LAZY_START, NULL) || errno == EBUSY)
 			return true;
 		t_note("load: %s", strerrorname_np(errno));
 		return errno == EINVAL;

@@ -10,6 +10,8 @@
 
 /* Load everything that is missing, in the background */
 #define UFFD_LAZY_START		(1 << 0)
+/* UFFDIO_LAZY_LOAD: do not load the ranges now; they come first when loading starts */
+#define UFFD_LAZY_FIRST		(1 << 1)
 
 /* A run of pages that the image holds; all in bytes, whole pages */
 struct uffdio_lazy_extent {
