@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: GPL-2.0-or-later
 """In the guest of bench/run restore: checkpoints programs in the middle of their work, and restores each from each disk
-in three ways: CRIU, CRIU with its lazy-pages daemon, frem. Prints one JSON object for each restore.
+in four ways: CRIU, CRIU with its lazy-pages daemon, frem, frem --preload. Prints one JSON object for each restore.
 
 usage: restore-guest.py PROGRAM,… RATE…: the disks, /dev/vda and so on, by the MB/s that they read (0: no limit)
 """
@@ -220,30 +220,45 @@ def positions_in(directory: Path) -> Positions:
     return found
 
 
-def has_worked(pid: int, before: Positions) -> bool:
+def progress(pid: int, before: Positions) -> int:
+    """Bytes that it has read and written since then"""
+    done = 0
     for number in 0, 1:
         try:
             path = os.readlink(f"/proc/{pid}/fd/{number}")
             now = int(Path(f"/proc/{pid}/fdinfo/{number}").read_text().split()[1])
         except (OSError, IndexError):
             continue
-        if path.startswith(str(WORK)) and now > before.get(path, 1 << 62):
-            return True
-    return False
+        if path.startswith(str(WORK)):
+            done += max(0, now - before.get(path, 0 if not before else now))
+    return done
+
+
+def pace(pid: int) -> float:
+    """Bytes in a second, of an undisturbed process"""
+    before, seconds = progress(pid, {}), 4
+    time.sleep(seconds)
+    return (progress(pid, {}) - before) / seconds
 
 
 class Watch(threading.Thread):
-    """When the process has done something."""
+    """When the process has done something, and when as much as it does in a second."""
 
-    def __init__(self, pid: int, before: Positions) -> None:
+    def __init__(self, pid: int, before: Positions, second: float) -> None:
         super().__init__(daemon=True)
-        self.pid, self.before, self.first, self.stop = pid, before, 0.0, False
+        self.pid, self.before, self.amount, self.stop = pid, before, second, False
+        self.first = self.second = 0.0
         self.start()
 
     def run(self) -> None:
-        while not self.first and not self.stop:
-            if has_worked(self.pid, self.before):
-                self.first = time.monotonic()
+        begin = 0
+        while not self.second and not self.stop:
+            done = progress(self.pid, self.before)
+            if done and not self.first:
+                # What it appends goes behind what it wrote after the checkpoint: that is none of this work
+                self.first, begin = time.monotonic(), done
+            if self.first and done >= begin + self.amount:
+                self.second = time.monotonic()
             time.sleep(0.02)
 
 
@@ -294,14 +309,14 @@ def read_from(disk: Path) -> int:
     return int(text.split()[2]) * 512
 
 
-def restore(way: str, directory: Path, pid: int) -> dict:
+def restore(way: str, directory: Path, pid: int, second: float) -> dict:
     subprocess.run(["sh", "-c", "sync; echo 3 >/proc/sys/vm/drop_caches"], check=True)
-    for program in ("criu", "python3", "frem"):     # the programs themselves are on no such disk
-        subprocess.run([program, "--version" if program != "frem" else "--help"], stdout=subprocess.DEVNULL, check=False)
+    for program in ("criu", "frem"):    # the programs themselves are on no such disk
+        subprocess.run([program, "--help"], stdout=subprocess.DEVNULL, check=False)
     work = WORK / "work"
     shutil.rmtree(work, ignore_errors=True)
     work.mkdir()
-    watch = Watch(pid, positions_in(directory))
+    watch = Watch(pid, positions_in(directory), second)
     common = ["-D", str(directory), "-W", str(work), "-o", str(work / "log")]
     result: dict = {"faults": 0}
     read = read_from(directory)
@@ -320,8 +335,8 @@ def restore(way: str, directory: Path, pid: int) -> dict:
         result["loaded"] = time.monotonic() - begin
         result["faults"] = len(re.findall("#PF at", (work / "lazy.log").read_text()))
     else:
-        done = subprocess.run(["frem", "restore", "--json", "--dir", str(directory)], stdout=subprocess.PIPE, check=True,
-                              timeout=900)
+        done = subprocess.run(["frem", "restore", "--json", "--dir", str(directory), *way.split()[1:]],
+                              stdout=subprocess.PIPE, check=True, timeout=900)
         whole = time.monotonic() - begin
         told = json.loads(done.stdout)
         if told["mode"] != "lazy":
@@ -330,12 +345,13 @@ def restore(way: str, directory: Path, pid: int) -> dict:
         result["running"] = whole - told["loaded_s"] + told["running_s"]
         result["faults"] = told["loader"]["faults"]
         result["loader"] = told["loader"]
-        result["phases"] = {"python": whole - told["loaded_s"], **told["phases"]}
+        result["phases"] = {"started": whole - told["loaded_s"], **told["phases"]}
     result["read"] = read_from(directory) - read
-    while not watch.first and time.monotonic() < begin + 300 and os.path.exists(f"/proc/{pid}"):
+    while not watch.second and time.monotonic() < begin + 300 and os.path.exists(f"/proc/{pid}"):
         time.sleep(0.01)
     watch.stop = True
     result["work"] = watch.first - begin if watch.first else None
+    result["second"] = watch.second - begin if watch.second else None
     end(pid)
     return result
 
@@ -353,6 +369,7 @@ def measure(name: str, disks: list[tuple[str, Path]]) -> None:
     process = start(name)
     told: dict[str, dict] = {}
     former = disks[0][1] / f"{name}-first"
+    second = pace(process.pid)
     try:
         # The windows adapt to the checkpoint before
         checkpoint(process.pid, former, disks[0][0], None)
@@ -365,8 +382,8 @@ def measure(name: str, disks: list[tuple[str, Path]]) -> None:
         process.wait()
     for rate, place in disks:
         taken = told[rate]
-        for way in ("CRIU", "lazy-pages", "frem"):
-            result = restore(way, place / name, process.pid)
+        for way in ("CRIU", "lazy-pages", "frem", "frem --preload"):
+            result = restore(way, place / name, process.pid, second)
             print(json.dumps({"bench": "restore", "program": name, "rate": rate, "way": way, "bytes": taken["bytes"],
                               "touched": taken["touched_bytes"], "window": taken.get("window_s"), "dump": taken["dump_s"],
                               **result}), flush=True)

@@ -216,8 +216,8 @@ def refusals(place: Path) -> None:
     assert "changed or damaged" in damaged("changed core", flip("core-*.img", 40))
     assert "is missing" in damaged("no image", lambda bad: next(bad.glob("mm-*.img")).unlink())
     assert "checksum is wrong" in damaged("changed descriptor", flip("frem.descriptor", 200))
-    assert "version 2" in damaged("other version", lambda bad: (bad / "frem.descriptor").write_bytes(
-        (bad / "frem.descriptor").read_bytes().replace(b"frem-descriptor 1 ", b"frem-descriptor 2 ", 1)))
+    assert "version 3" in damaged("other version", lambda bad: (bad / "frem.descriptor").write_bytes(
+        (bad / "frem.descriptor").read_bytes().replace(b"frem-descriptor 2 ", b"frem-descriptor 3 ", 1)))
 
     # A copy has other times: it is read whole, and restored
     copy = place / "copy"

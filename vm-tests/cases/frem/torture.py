@@ -14,6 +14,8 @@ import subprocess
 import sys
 import tempfile
 import time
+from importlib.machinery import SourceFileLoader
+from importlib.util import module_from_spec, spec_from_loader
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
@@ -69,7 +71,8 @@ def rounds(place: Path) -> None:
         if chance.random() < 0.5:
             subprocess.run(["sh", "-c", "sync; echo 3 >/proc/sys/vm/drop_caches"], check=True)
         detach = chance.random() < 0.5
-        result, _ = frem("restore", "--dir", str(directory), "--json", *(["--detach"] if detach else []))
+        how = [*(["--detach"] if detach else []), *(["--preload"] if chance.random() < 0.5 else [])]
+        result, _ = frem("restore", "--dir", str(directory), "--json", *how)
         assert result["mode"] == ("lazy" if LAZY else "plain"), result
         lazy += LAZY
         faults += result.get("loader", {}).get("faults", 0)
@@ -129,11 +132,11 @@ def lost_disk(place: Path) -> None:
     """the disk fails under the touched set, or under the rest: an error, no process that goes on, and never zeros"""
     if not LAZY:
         return
-    for track in True, False:
-        lose_disk(place / str(track), track)
+    for track, preload in (True, True), (True, False), (False, False):
+        lose_disk(place / f"{track}-{preload}", track, preload)
 
 
-def lose_disk(place: Path, track: bool) -> None:
+def lose_disk(place: Path, track: bool, preload: bool) -> None:
     disk, mount = place / "disk", place / "mount"
     mount.mkdir(parents=True)
     with disk.open("wb") as file:
@@ -154,8 +157,8 @@ def lose_disk(place: Path, track: bool) -> None:
     with pages.open("rb") as file:
         os.posix_fadvise(file.fileno(), half * 4096, half // 2 * 4096, os.POSIX_FADV_DONTNEED)
     os.truncate(disk, block_of(pages, half))
-    _, text = frem("restore", "--dir", str(directory), status=1)
-    assert "frem verify" in text and ("cannot be read" if track else "loading failed") in text, text
+    _, text = frem("restore", "--dir", str(directory), *(["--preload"] if preload else []), status=1)
+    assert "frem verify" in text and ("cannot be read" if preload else "loading failed") in text, text
     (target.place / "check").touch()
     wait("it dies of what it misses", lambda: not os.path.exists(f"/proc/{target.pid}"))
     checked = target.place / "0.checked"
@@ -178,6 +181,23 @@ def reload(place: Path) -> None:
     target.end()
 
 
+def changing(place: Path) -> None:
+    """a tree of processes that come and go is looked at"""
+    loader = SourceFileLoader("checkpoint", f"{os.environ['PERDURE_BUILD']}/userspace/userspace/frem/frem-checkpoint")
+    module = module_from_spec(spec_from_loader("checkpoint", loader))
+    loader.exec_module(module)
+    with subprocess.Popen(["sh", "-c", "while :; do sh -c 'true & true & wait' & wait; done"]) as process:
+        end = time.monotonic() + 3
+        sizes = []
+        try:
+            while time.monotonic() < end:
+                sizes.append(len(module.family(process.pid)))
+        finally:
+            process.kill()
+    print(f"# {len(sizes)} looks, {min(sizes)} to {max(sizes)} processes")
+    assert min(sizes) >= 1 and max(sizes) > 2, (min(sizes), max(sizes))
+
+
 def main() -> None:
     global args
     parser = argparse.ArgumentParser()
@@ -187,7 +207,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=int(os.environ.get("FREM_SEED", time.time_ns() % 1000000)))
     args = parser.parse_args()
     print(f"# seed {args.seed}; {SLOW} times the time")
-    run_cases([rounds, damage, lost_disk, reload])
+    run_cases([rounds, damage, lost_disk, reload, changing])
 
 
 if __name__ == "__main__":

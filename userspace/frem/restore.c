@@ -1,0 +1,677 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+/*
+ * Restores: CRIU makes the processes, the kernel loads their memory. To CRIU we are its lazy-pages daemon, but no fault
+ * ever comes to us: each userfaultfd goes to the kernel together with the image.
+ */
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <inttypes.h>
+#include <limits.h>
+#include <poll.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/eventfd.h>
+#include <sys/ioctl.h>
+#include <sys/pidfd.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/un.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "frem.h"
+
+#define PAGE		4096
+#define AHEAD		(1 << 20)	/* bytes that the disk is asked for at a time, before the processes run */
+#define SEEK_NS		2000000		/* two pieces of a file with less than that to read between them are read as one */
+#define FINISHED	0x52535446	/* from CRIU in place of a process's number: that was the last one */
+
+enum lap { CHECKED, PREPARED, CRIU, TOUCHED, RESUMED, LAPS };
+static const char *const lap_names[LAPS] = { "checked", "prepared", "criu", "touched", "resumed" };
+static const char *const state_names[] = { "none", "attached", "loading", "complete", "failed" };
+
+static struct daemon {
+	struct descriptor *d;
+	const struct restore_options *opt;
+	char dir[32];			/* for CRIU and us; removed when we end */
+	char log[40];
+	int stages;			/* a FIFO: CRIU has come to the stage at which we hold it */
+	int go;				/* another: it may go on */
+	int listener, connection, event;
+	pid_t criu;			/* 0: not running */
+	char refused[256];		/* why nothing runs, and CRIU may do it alone */
+	char broken[256];		/* nobody can */
+	atomic_bool resumed;
+	double laps[LAPS], begin, last;
+} run = { .stages = -1, .go = -1, .listener = -1, .connection = -1, .event = -1 };
+
+static volatile sig_atomic_t interrupted;
+
+static double now(void)
+{
+	struct timespec ts;
+
+	clock_gettime(CLOCK_MONOTONIC, &ts);
+	return ts.tv_sec + ts.tv_nsec / 1e9;
+}
+
+static void lap(enum lap which)
+{
+	double t = now();
+
+	run.laps[which] = t - run.last;
+	run.last = t;
+}
+
+static void why(char *text, const char *format, ...) __attribute__((format(printf, 2, 3)));
+static void why(char *text, const char *format, ...)
+{
+	va_list args;
+
+	va_start(args, format);
+	vsnprintf(text, sizeof(run.refused), format, args);
+	va_end(args);
+}
+
+/* The files of our directory */
+
+static const char *in_dir(const char *name)
+{
+	static char path[sizeof(run.dir) + 32];
+
+	snprintf(path, sizeof(path), "%s/%s", run.dir, name);
+	return path;
+}
+
+/* Has CRIU undo what it has done at its next stage. */
+static void refuse(void)
+{
+	close(open(in_dir("no"), O_WRONLY | O_CREAT | O_CLOEXEC, 0600));
+}
+
+static void release(void)
+{
+	if (write(run.go, "\n", 1) != 1)
+		die("%s: %m", in_dir("go"));
+	atomic_store(&run.resumed, true);
+}
+
+static void kill_processes(void)
+{
+	struct process *p;
+
+	for (p = run.d->processes; p < run.d->processes + run.d->nr_processes; p++)
+		if (p->uffd >= 0)
+			kill(p->pid, SIGKILL);
+}
+
+static void remove_dir(void)
+{
+	DIR *dir = opendir(run.dir);
+	struct dirent *entry;
+
+	while (dir && (entry = readdir(dir)))
+		unlinkat(dirfd(dir), entry->d_name, 0);
+	if (dir)
+		closedir(dir);
+	rmdir(run.dir);
+}
+
+/* CRIU, if it still runs, gets the time to end what it has begun. */
+static void clean_up(void)
+{
+	if (run.criu > 0) {
+		refuse();
+		kill_processes();
+		if (run.go >= 0)
+			release();
+		for (int i = 0; i < 100 && !waitpid(run.criu, NULL, WNOHANG); i++)
+			usleep(50000);
+	}
+	remove_dir();
+}
+
+static void make_dir(void)
+{
+	snprintf(run.dir, sizeof(run.dir), "%s/frem-XXXXXX", access("/run", W_OK) ? "/tmp" : "/run");
+	if (!mkdtemp(run.dir))
+		die("%s: %m", run.dir);
+	atexit(clean_up);
+	snprintf(run.log, sizeof(run.log), "/tmp/frem-restore-XXXXXX.log");
+	close(mkostemps(run.log, 4, O_CLOEXEC));
+}
+
+/* CRIU runs it at each of its stages; it holds the one before the processes go on. */
+static void make_hook(void)
+{
+	FILE *file;
+
+	if (mkfifo(in_dir("stopped"), 0600) || mkfifo(in_dir("go"), 0600))
+		die("%s: %m", run.dir);
+	file = fopen(in_dir("hook"), "we");
+	if (!file)
+		die("%s: %m", run.dir);
+	fprintf(file, "#!/bin/sh\n[ ! -e '%1$s/no' ] || exit 1\n[ \"$CRTOOLS_SCRIPT_ACTION\" = pre-resume ] || exit 0\n"
+		"echo >'%1$s/stopped'\nread -r x <'%1$s/go'\nexit 0\n", run.dir);
+	fchmod(fileno(file), 0700);
+	if (fclose(file))
+		die("%s: %m", run.dir);
+	run.stages = open(in_dir("stopped"), O_RDONLY | O_NONBLOCK | O_CLOEXEC);
+	run.go = open(in_dir("go"), O_RDWR | O_NONBLOCK | O_CLOEXEC);
+	if (run.stages < 0 || run.go < 0)
+		die("%s: %m", run.dir);
+}
+
+static void make_socket(void)
+{
+	struct sockaddr_un address = { .sun_family = AF_UNIX };
+
+	strcpy(address.sun_path, in_dir("lazy-pages.socket"));
+	run.listener = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+	if (run.listener < 0 || bind(run.listener, (void *)&address, sizeof(address)) || listen(run.listener, 1))
+		die("%s: %m", address.sun_path);
+}
+
+/* CRIU */
+
+static void spawn_criu(bool lazily)
+{
+	size_t nr = 0, n = 16 + run.d->nr_options;
+	const char **argv;
+	int null;
+
+	for (char **one = run.opt->criu; *one; one++)
+		n++;
+	argv = calloc(n, sizeof(*argv));
+	if (!argv)
+		die("out of memory");
+	argv[nr++] = "criu";
+	argv[nr++] = "restore";
+	argv[nr++] = "-d";
+	argv[nr++] = "-D";
+	argv[nr++] = run.d->path;
+	argv[nr++] = "-W";
+	argv[nr++] = run.dir;
+	argv[nr++] = "-o";
+	argv[nr++] = run.log;
+	if (lazily) {
+		argv[nr++] = "--lazy-pages";
+		argv[nr++] = "--action-script";
+		argv[nr++] = strdup(in_dir("hook"));
+	}
+	for (size_t i = 0; i < run.d->nr_options; i++)
+		argv[nr++] = run.d->options[i];
+	for (char **one = run.opt->criu; *one; one++)
+		argv[nr++] = *one;
+
+	run.criu = fork();
+	if (run.criu < 0)
+		die("fork: %m");
+	if (!run.criu) {
+		null = open("/dev/null", O_RDONLY);
+		dup2(null, STDIN_FILENO);
+		close(null);
+		execvp("criu", (char **)argv);
+		_exit(127);
+	}
+	free(argv);
+}
+
+/* How CRIU ended. EINTR is an interruption by the user: CRIU has had it, too. */
+static int wait_for_criu(void)
+{
+	int status;
+
+	while (waitpid(run.criu, &status, 0) < 0) {
+		if (errno != EINTR || interrupted)
+			exit(130);
+	}
+	run.criu = 0;
+	if (WIFEXITED(status) && WEXITSTATUS(status) == 127)
+		die("criu is missing: install the package criu");
+	return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
+}
+
+/* CRIU's own words, and what to do */
+static void complain(int status)
+{
+	char number[12];
+	char *argv[] = { "frem", "explain", run.log, number, NULL };
+
+	snprintf(number, sizeof(number), "%d", status);
+	remove_dir();
+	exec_part(argv);
+}
+
+static void restore_plain(void)
+{
+	int status;
+
+	spawn_criu(false);
+	status = wait_for_criu();
+	if (status)
+		complain(status);
+}
+
+/* The disk works while CRIU gets the processes ready: first on what CRIU needs, then on what they touch first. */
+
+struct window {
+	off_t last;		/* a byte of it; -1: none */
+	off_t start, end;	/* what is to be read next */
+	size_t asked;
+};
+
+static void ask(int fd, struct window *w)
+{
+	if (w->end > w->start)
+		posix_fadvise(fd, w->start, w->end - w->start, POSIX_FADV_WILLNEED);
+	w->asked += w->end - w->start;
+}
+
+static void read_ahead(const struct process *process, uint64_t gap)
+{
+	int fd = openat(run.d->dir, process->image, O_RDONLY | O_CLOEXEC);
+	struct window w = { .last = -1 };
+	const struct uffdio_lazy_extent *t;
+	char byte;
+
+	if (fd < 0)
+		return;
+	for (size_t i = 0; i < process->nr_eager; i++)
+		posix_fadvise(fd, process->eager[i].start, process->eager[i].len, POSIX_FADV_WILLNEED);
+	for (t = process->touched; t < process->touched + process->nr_touched && !atomic_load(&run.resumed); t++) {
+		if ((off_t)t->offset >= w.start && t->offset <= w.end + gap && w.end - w.start < AHEAD) {
+			w.end = t->offset + t->len;
+			continue;
+		}
+		ask(fd, &w);
+		/* Two windows at a time: whoever needs something else is not to wait for long */
+		if (w.asked >= AHEAD) {
+			if (w.last >= 0 && pread(fd, &byte, 1, w.last) < 0)
+				break;
+			w.last = w.end - 1;
+			w.asked = 0;
+		}
+		w.start = t->offset;
+		w.end = t->offset + t->len;
+	}
+	ask(fd, &w);
+	close(fd);
+}
+
+static void *read_all_ahead(void *unused)
+{
+	for (size_t i = 0; i < run.d->nr_processes; i++)
+		read_ahead(&run.d->processes[i], run.d->rate * SEEK_NS / 1000000000);
+	return unused;
+}
+
+/* In place of CRIU's daemon */
+
+static int receive_fd(int socket)
+{
+	union {
+		char buf[CMSG_SPACE(sizeof(int))];
+		struct cmsghdr align;
+	} control;
+	char byte;
+	struct iovec iov = { &byte, 1 };
+	struct msghdr msg = {
+		.msg_iov = &iov,
+		.msg_iovlen = 1,
+		.msg_control = control.buf,
+		.msg_controllen = sizeof(control.buf),
+	};
+	struct cmsghdr *c;
+	int fd;
+
+	if (recvmsg(socket, &msg, MSG_CMSG_CLOEXEC) < 0)
+		return -1;
+	c = CMSG_FIRSTHDR(&msg);
+	if (!c || c->cmsg_type != SCM_RIGHTS) {
+		errno = EPROTO;
+		return -1;
+	}
+	memcpy(&fd, CMSG_DATA(c), sizeof(fd));
+	return fd;
+}
+
+static int attach(struct process *process)
+{
+	struct uffdio_lazy_attach a = {
+		.size = sizeof(a),
+		.event_fd = run.event,
+		.extents = (uintptr_t)process->lazy,
+		.nr_extents = process->nr_lazy,
+	};
+	struct stat st;
+	int err;
+
+	if (!process->nr_lazy)
+		return 0;
+	a.image_fd = openat(run.d->dir, process->image, O_RDONLY | O_CLOEXEC);
+	if (a.image_fd < 0 || fstat(a.image_fd, &st))
+		return -1;
+	a.image_size = st.st_size;
+	err = ioctl(process->uffd, UFFDIO_LAZY_ATTACH, &a);
+	close(a.image_fd);
+	return err;
+}
+
+static struct process *find(pid_t pid)
+{
+	for (size_t i = 0; i < run.d->nr_processes; i++)
+		if (run.d->processes[i].pid == pid)
+			return &run.d->processes[i];
+	return NULL;
+}
+
+static void receive(void)
+{
+	struct process *process;
+	int32_t pid;
+	ssize_t n;
+
+	if (run.connection < 0) {
+		run.connection = accept4(run.listener, NULL, NULL, SOCK_CLOEXEC);
+		return;
+	}
+	n = recv(run.connection, &pid, sizeof(pid), MSG_WAITALL);
+	if (n != sizeof(pid) || pid == FINISHED) {
+		close(run.connection);
+		run.connection = -1;
+		return;
+	}
+	if (pid < 0)	/* a zombie, which has no memory */
+		return;
+	process = find(pid);
+	if (!process) {
+		why(run.refused, "process %d is not in the descriptor", pid);
+	} else {
+		process->uffd = receive_fd(run.connection);
+		if (process->uffd < 0 || attach(process))
+			why(run.refused, "process %d: %s", pid, strerror(errno));
+	}
+	if (*run.refused)
+		refuse();
+}
+
+static int load(struct process *process, const struct uffdio_range *ranges, size_t nr, int flags)
+{
+	struct uffdio_lazy_load l = {
+		.size = sizeof(l),
+		.flags = flags,
+		.ranges = (uintptr_t)ranges,
+		.nr_ranges = nr,
+	};
+
+	return ioctl(process->uffd, UFFDIO_LAZY_LOAD, &l);
+}
+
+static int load_touched(struct process *process, int flags)
+{
+	struct uffdio_range *ranges = calloc(process->nr_touched + 1, sizeof(*ranges));
+	int err;
+
+	if (!ranges)
+		die("out of memory");
+	for (size_t i = 0; i < process->nr_touched; i++)
+		ranges[i] = (struct uffdio_range){ process->touched[i].addr, process->touched[i].len };
+	err = load(process, ranges, process->nr_touched, flags);
+	free(ranges);
+	return err;
+}
+
+static bool is_lazy(const struct process *process)
+{
+	return process->uffd >= 0 && process->nr_lazy;
+}
+
+/* Of all processes what they touch first, then the rest; it is waited for only when that is asked for. */
+static void start_loading(void)
+{
+	struct process *p, *end = run.d->processes + run.d->nr_processes;
+	int err = 0;
+
+	for (p = run.d->processes; run.opt->preload && p < end && !err; p++)
+		if (is_lazy(p))
+			err = load_touched(p, 0);
+	for (p = run.d->processes; p < end && !err; p++)
+		if (is_lazy(p))
+			err = run.opt->preload ? load(p, NULL, 0, UFFD_LAZY_START) :
+						 load_touched(p, UFFD_LAZY_FIRST | UFFD_LAZY_START);
+	if (!err)
+		return;
+	why(run.broken, "%s", strerror(errno));
+	kill_processes();
+}
+
+/* Until CRIU has ended. */
+static int serve(void)
+{
+	enum { ENDED, STAGE, SOCKET };
+	struct pollfd fds[] = {
+		[ENDED] = { .fd = pidfd_open(run.criu, 0), .events = POLLIN },
+		[STAGE] = { .fd = run.stages, .events = POLLIN },
+		[SOCKET] = { .events = POLLIN },
+	};
+
+	if (fds[ENDED].fd < 0)
+		die("pidfd_open: %m");
+	for (;;) {
+		fds[SOCKET].fd = run.connection >= 0 ? run.connection : run.listener;
+		if (poll(fds, 3, -1) < 0) {
+			if (errno == EINTR && !interrupted)
+				continue;
+			exit(130);
+		}
+		if (fds[STAGE].revents & POLLIN) {
+			fds[STAGE].fd = -1;
+			lap(CRIU);
+			start_loading();
+			lap(TOUCHED);
+			release();
+		} else if (fds[SOCKET].revents) {
+			receive();
+		} else if (fds[ENDED].revents) {
+			close(fds[ENDED].fd);
+			return wait_for_criu();
+		}
+	}
+}
+
+/* Returns when the processes run, or why CRIU alone may run them: nothing does yet. */
+static const char *restore_lazily(void)
+{
+	pthread_t reader;
+	int status;
+
+	if (run.opt->plain)
+		return "asked for";
+	if (access("/proc/self/lazy_loader", F_OK))
+		return "this kernel has no lazy loader (CONFIG_LAZY_LOADER)";
+	if (run.d->why_plain)
+		return run.d->why_plain;
+	if (!pthread_create(&reader, NULL, read_all_ahead, NULL))
+		pthread_detach(reader);
+	make_hook();
+	make_socket();
+	run.event = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+	if (run.event < 0)
+		die("eventfd: %m");
+	spawn_criu(true);
+	lap(PREPARED);
+	status = serve();
+	lap(RESUMED);
+	atomic_store(&run.resumed, true);
+	if (*run.refused)
+		return run.refused;
+	if (*run.broken) {
+		unlink(run.log);
+		die("the images cannot be read: %s; the kernel's log and frem verify say more", run.broken);
+	}
+	if (status)
+		complain(status);
+	return NULL;
+}
+
+/* Afterwards */
+
+/* Of all processes */
+static void add_up(struct uffdio_lazy_stat *total)
+{
+	static const unsigned char order[] = { [UFFD_LAZY_COMPLETE] = 0, [UFFD_LAZY_ATTACHED] = 1, [UFFD_LAZY_LOADING] = 2,
+					       [UFFD_LAZY_FAILED] = 3 };
+	struct uffdio_lazy_stat one;
+	struct process *p;
+
+	*total = (struct uffdio_lazy_stat){ .state = UFFD_LAZY_COMPLETE };
+	for (p = run.d->processes; p < run.d->processes + run.d->nr_processes; p++) {
+		one.size = sizeof(one);
+		if (!is_lazy(p) || ioctl(p->uffd, UFFDIO_LAZY_STAT, &one))
+			continue;
+		if (order[one.state] > order[total->state])
+			total->state = one.state;
+		if (!total->error)
+			total->error = one.error;
+		total->total += one.total;
+		total->missing += one.missing;
+		total->removed += one.removed;
+		total->by_fault += one.by_fault;
+		total->by_around += one.by_around;
+		total->by_load += one.by_load;
+		total->by_background += one.by_background;
+		total->faults += one.faults;
+		total->faults_io += one.faults_io;
+		total->faults_wait += one.faults_wait;
+		total->fault_ns += one.fault_ns;
+		if (one.fault_max_ns > total->fault_max_ns)
+			total->fault_max_ns = one.fault_max_ns;
+		total->reads += one.reads;
+		if (!total->attach_ns || one.attach_ns < total->attach_ns)
+			total->attach_ns = one.attach_ns;
+		if (!total->start_ns || one.start_ns < total->start_ns)
+			total->start_ns = one.start_ns;
+		if (one.end_ns > total->end_ns)
+			total->end_ns = one.end_ns;
+	}
+}
+
+/* Until everything is loaded. */
+static void follow(struct uffdio_lazy_stat *stat)
+{
+	static const char bar[] = "########################################";
+	bool show = isatty(STDERR_FILENO) && !run.opt->json;
+	struct pollfd event = { .fd = run.event, .events = POLLIN };
+	double done;
+	uint64_t count;
+
+	for (add_up(stat); stat->state == UFFD_LAZY_ATTACHED || stat->state == UFFD_LAZY_LOADING; add_up(stat)) {
+		done = 1 - stat->missing / (stat->total ?: 1.0);
+		if (show)
+			fprintf(stderr, "\rfrem: [%-40.*s] %3.0f%% of %.1f MB, %" PRIu64 " faults, %.1f s", (int)(40 * done), bar,
+				100 * done, stat->total * PAGE / 1e6, (uint64_t)stat->faults, now() - run.begin);
+		if (poll(&event, 1, 200) > 0 && read(run.event, &count, sizeof(count)) < 0 && errno != EAGAIN)
+			die("eventfd: %m");
+		if (interrupted)
+			exit(130);	/* the kernel goes on */
+	}
+	if (show)
+		fputs("\r\033[K", stderr);
+	if (stat->state == UFFD_LAZY_FAILED)
+		die("loading failed (%s): the process is killed by what it misses; the kernel's log says why. frem verify checks the "
+		    "images", strerror(stat->error));
+}
+
+static void print_stat(const struct uffdio_lazy_stat *s)
+{
+	printf(", \"loader\": {\"state\": \"%s\", \"error\": %d, \"total\": %" PRIu64 ", \"missing\": %" PRIu64
+	       ", \"removed\": %" PRIu64, state_names[s->state], s->error, (uint64_t)s->total, (uint64_t)s->missing,
+	       (uint64_t)s->removed);
+	printf(", \"by_fault\": %" PRIu64 ", \"by_around\": %" PRIu64 ", \"by_load\": %" PRIu64 ", \"by_background\": %" PRIu64,
+	       (uint64_t)s->by_fault, (uint64_t)s->by_around, (uint64_t)s->by_load, (uint64_t)s->by_background);
+	printf(", \"faults\": %" PRIu64 ", \"faults_io\": %" PRIu64 ", \"faults_wait\": %" PRIu64 ", \"fault_ns\": %" PRIu64
+	       ", \"fault_max_ns\": %" PRIu64, (uint64_t)s->faults, (uint64_t)s->faults_io, (uint64_t)s->faults_wait,
+	       (uint64_t)s->fault_ns, (uint64_t)s->fault_max_ns);
+	printf(", \"reads\": %" PRIu64 ", \"attach_ns\": %" PRIu64 ", \"start_ns\": %" PRIu64 ", \"end_ns\": %" PRIu64 "}",
+	       (uint64_t)s->reads, (uint64_t)s->attach_ns, (uint64_t)s->start_ns, (uint64_t)s->end_ns);
+}
+
+static void print_json(const char *reason, double running, double loaded, const struct uffdio_lazy_stat *stat)
+{
+	printf("{\"pid\": %ld, \"mode\": \"%s\", ", run.d->pid, reason ? "plain" : "lazy");
+	if (reason) {
+		print_string("why", reason);
+		fputs(", ", stdout);
+	}
+	printf("\"bytes\": %" PRIu64 ", \"touched_bytes\": %" PRIu64 ", \"running_s\": %.3f, \"phases\": {", run.d->bytes,
+	       run.d->touched_bytes, running);
+	for (enum lap i = CHECKED; i < (reason ? PREPARED : LAPS); i++)
+		printf("%s\"%s\": %.3f", i ? ", " : "", lap_names[i], run.laps[i]);
+	putchar('}');
+	if (loaded)
+		printf(", \"loaded_s\": %.3f", loaded);
+	if (loaded && !reason)
+		print_stat(stat);
+	puts("}");
+}
+
+static void interrupt(int sig)
+{
+	(void)sig;
+	interrupted = 1;
+}
+
+int restore(const char *dir, const struct restore_options *opt)
+{
+	static struct descriptor d;
+	struct sigaction sa = { .sa_handler = interrupt };
+	struct uffdio_lazy_stat stat = {};
+	double running, loaded = 0;
+	const char *reason;
+	char path[PATH_MAX];
+
+	run.begin = run.last = now();
+	run.d = &d;
+	run.opt = opt;
+	sigaction(SIGINT, &sa, NULL);
+	sigaction(SIGTERM, &sa, NULL);
+	snprintf(path, sizeof(path), "%s:/usr/sbin:/usr/local/sbin", getenv("PATH") ?: "/usr/bin:/bin");
+	setenv("PATH", path, 1);
+
+	descriptor_load(&d, dir);
+	descriptor_check(&d, opt->check);
+	lap(CHECKED);
+	make_dir();
+	reason = restore_lazily();
+	if (reason) {
+		say("CRIU's own restore, which reads everything first: %s", reason);
+		restore_plain();
+	}
+	running = now() - run.begin;
+	unlink(run.log);
+	if (reason) {
+		loaded = running;
+	} else if (!opt->detach) {
+		follow(&stat);
+		loaded = now() - run.begin;
+	}
+	if (opt->json) {
+		print_json(reason, running, loaded, &stat);
+		return EXIT_SUCCESS;
+	}
+	printf("process %ld runs after %.3f s", d.pid, running);
+	if (loaded)
+		printf(", loaded after %.3f s", loaded);
+	if (loaded && !reason)
+		printf("; %" PRIu64 " faults", (uint64_t)stat.faults);
+	putchar('\n');
+	return EXIT_SUCCESS;
+}
