@@ -45,10 +45,11 @@ userspace() {
 }
 
 kernel() {
-	local tree=$BUILD/kernel/perdure-$1 stage=$work/stage release modules
+	local tree=$BUILD/kernel/perdure-$1 stage=$work/stage release modules headers program
 	local make=("$TOP/scripts/kernel.sh" --profile "$1" --make)
 	release=$(<"$tree/include/config/kernel.release")
 	modules=$stage/lib/modules/$release
+	headers=$stage/usr/src/kernels/$release
 	rm -rf "$stage" "$work"/RPMS/x86_64/kernel-perdure-* && mkdir -p "$modules" "$stage/usr/src/kernels"
 	"${make[@]}" modules_install INSTALL_MOD_PATH="$stage" INSTALL_MOD_STRIP=1
 	rm -f "$modules/build"
@@ -57,8 +58,12 @@ kernel() {
 	install -m 644 "$tree/.config" "$modules/config"
 	# $(srctree) is for make
 	# shellcheck disable=SC2016
-	"${make[@]}" run-command KBUILD_RUN_COMMAND='$(srctree)/scripts/package/install-extmod-build '"$stage/usr/src/kernels/$release"
-	find "$stage/usr/src/kernels" -name '*.cmd' -delete
+	"${make[@]}" run-command KBUILD_RUN_COMMAND='$(srctree)/scripts/package/install-extmod-build '"$headers"
+	# Dependency lists name the directory of the build; the programs that build modules need no debug information
+	find "$headers" \( -name '*.cmd' -o -name .gitignore \) -delete
+	find "$headers" -type f -perm /111 | while read -r program; do
+		[[ $(head -c 4 "$program" | tr -d '\0') != $'\x7fELF' ]] || strip "$program"
+	done
 	ln -s "/usr/src/kernels/$release" "$modules/build"
 	build kernel-perdure.spec "kversion ${release%%-*}" "krelease $release" "stage $stage"
 }

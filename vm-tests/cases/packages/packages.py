@@ -14,6 +14,8 @@ from points import BUILD, TOP, equal, main, run  # noqa: E402
 
 HERE = Path(__file__).resolve().parent
 VERSION = (TOP / "VERSION").read_text().strip()
+# The next release. The library's file name takes three numbers and no more
+NEXT = re.sub(r"\d+$", lambda last: str(int(last[0]) + 1), VERSION)
 WORK = BUILD / "test" / "packages"
 PROFILE = os.environ.get("PERDURE_PACKAGES_PROFILE", "server")
 DIST = Path(os.environ.get("PERDURE_PACKAGES") or WORK)
@@ -84,7 +86,7 @@ class System:
 
     def boot(self, release: str) -> list[str]:
         """Boots an image of it with an installed kernel and its installed initramfs; what the guest said."""
-        image, console = WORK / "disk.img", WORK / f"console-{release}.log"
+        image, console = self.root.with_suffix(".img"), WORK / f"console-{sys.argv[1]}-{release}.log"
         image.unlink(missing_ok=True)
         run("mke2fs", "-q", "-t", "ext4", "-d", self.root, image, "3G")
         # QEMU 7.2 leaves wrong flags behind cmpxchg16b: a kernel that allocates memory by it dies when an interrupt finds them
@@ -99,13 +101,14 @@ class System:
 
     def close(self) -> None:
         shutil.rmtree(self.root, ignore_errors=True)
+        self.root.with_suffix(".img").unlink(missing_ok=True)
 
 
 def build() -> None:
     """All packages of this release and the next are built."""
     if "PERDURE_PACKAGES" in os.environ:
         return
-    for which, version in (("N+1", f"{VERSION}.1"), ("N", VERSION)):
+    for which, version in (("N+1", NEXT), ("N", VERSION)):
         shutil.rmtree(WORK / which, ignore_errors=True)
         for verb in "deb", "rpm":
             run(TOP / "build.sh", verb, "--profile", PROFILE, env={"PERDURE_DIST": str(WORK / which), "PERDURE_VERSION": version})
@@ -116,8 +119,28 @@ def build() -> None:
 def lint() -> None:
     """lintian and rpmlint have nothing to say that is not explained."""
     run("lintian", "--allow-root", "--fail-on", "error,warning", *(DIST / "N").glob("*.deb"))
-    found = run("rpmlint", "-r", TOP / "packaging/rpm/rpmlintrc", *(DIST / "N").glob("*.rpm"))
-    assert " 0 errors, 0 warnings" in found, found
+    # An explanation that explains nothing is an error, too, so the kernel has its own
+    for name, explained in (("perdure", "rpmlintrc"), ("kernel-perdure", "kernel-rpmlintrc")):
+        found = run("rpmlint", "-r", TOP / "packaging/rpm" / explained, *(DIST / "N").glob(f"{name}-*.rpm"))
+        assert " 0 errors, 0 warnings" in found, found
+
+
+def modules() -> None:
+    """Modules are built with the headers of both kinds of package, for the kernel that they belong to."""
+    place = WORK / "module"
+    for kind, pattern in (("deb", "linux-headers-*.deb"), ("rpm", "kernel-perdure-devel-*.rpm")):
+        shutil.rmtree(place, ignore_errors=True)
+        (place / "root").mkdir(parents=True)
+        package, = (DIST / "N").glob(pattern)
+        run("sh", "-ec", f"cd {place}/root; " + (f"dpkg-deb -x {package} ." if kind == "deb" else
+                                                  f"rpm2cpio {package} | cpio -idm --quiet --no-absolute-filenames"))
+        top, = (place / "root/usr/src").glob("kernels/*" if kind == "rpm" else "*")
+        (place / "Makefile").write_text("obj-m := empty.o\n")
+        (place / "empty.c").write_text('#include <linux/module.h>\nMODULE_LICENSE("GPL");\nMODULE_DESCRIPTION("none");\n')
+        run("make", "-C", top, f"M={place}", "modules")
+        release = run("modinfo", "-F", "vermagic", place / "empty.ko").split()[0]
+        equal(release, top.name.removeprefix("linux-headers-"))
+    shutil.rmtree(place)
 
 
 def protects(said: list[str], release: str) -> None:
@@ -187,8 +210,8 @@ def remove() -> None:
 
 
 def gone(where: System) -> None:
-    left = [str(p) for d in ("boot", "lib/modules", "usr/lib/modules", "usr/src") for p in (where.root / d).glob("*perdure*")]
-    equal(left, [])
+    left = [str(p) for d in ("boot", "usr", "var", "etc") for p in (where.root / d).rglob("*perdure*")]
+    equal([p for p in left if "perdure-check.service" not in p], [])
     stock = where.releases()
     equal(where.boot(stock[0]), [f"kernel {stock[0]}", "done"])
 
@@ -231,7 +254,7 @@ if __name__ == "__main__":
     WORK.mkdir(parents=True, exist_ok=True)
     part = sys.argv[1]
     if part == "build":
-        main(build, lint)
+        main(build, lint, modules)
     assert os.getuid() == 0, "needs root: it makes file systems and installs packages into them"
     system = System("trixie" if part == "rpm" else part)
     deb = [refuse, interrupt, install, plain, upgrade, remove]

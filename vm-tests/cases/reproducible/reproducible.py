@@ -16,7 +16,8 @@ PROFILE = os.environ.get("PERDURE_PACKAGES_PROFILE", "small")
 NOBODY = 65534
 # What packages must not depend on. The second build is later by itself
 FIRST = {"place": "a", "host": "first", "umask": "022", "uid": 0,
-         "env": {"TZ": "Pacific/Kiritimati", "LANG": "C.UTF-8", "USER": "root", "CCACHE_DIR": str(BUILD / "cache/ccache")}}
+         "env": {"TZ": "Pacific/Kiritimati", "LANG": "C.UTF-8", "USER": "root",
+                 "CCACHE_DIR": os.environ.get("CCACHE_DIR", str(BUILD / "cache/ccache"))}}
 SECOND = {"place": "b/in/a/much/longer/path", "host": "another", "umask": "077", "uid": NOBODY,
           "env": {"TZ": "America/Los_Angeles", "LANG": "de_DE.UTF-8", "LC_ALL": "C", "USER": "nobody", "LOGNAME": "nobody",
                   "EMAIL": "nobody@localhost", "DEBFULLNAME": "Nobody", "HOME": str(WORK / "home"), "CCACHE_DISABLE": "1",
