@@ -56,8 +56,8 @@ to lose work that is not in the series, unless --force is given." ;;
 Writes the commits of build/linux (or of DIR, after COMMIT) to kernel-patches. A commit names its file in a trailer,
 \"Perdure-Patch: 125-area-what.patch\"; files of commits that have gone are removed." ;;
 	kernel) echo "usage: ./build.sh kernel [--profile P] [--kernel perdure|stock]
-Builds build/kernel/<kernel>-<profile>/vmlinux. Profiles: vm (tests and demo), debug (with the kernel's checkers), off
-(the series applied, its options off); small (packages to test), server, server-debug, full, full-debug (what the packages hold). A stock kernel is the same configuration without the series." ;;
+Builds build/kernel/<kernel>-<profile>/vmlinux. Profiles: vm (tests and demo), debug (with the kernel's checkers), kcsan
+(which finds data races), off (the series applied, its options off); small (packages to test), server, server-debug, full, full-debug (what the packages hold). A stock kernel is the same configuration without the series." ;;
 	deb) echo "usage: ./build.sh deb [--profile P] [--dbg] [userspace|kernel|checksums]
 Builds Debian packages of the kernel (linux-image, linux-headers; --dbg: linux-image-dbg) and of the library and tools into
 dist/, with checksums, signed by the GnuPG key that PERDURE_SIGN_KEY names. Profiles: server, full (Debian's own

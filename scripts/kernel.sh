@@ -25,6 +25,7 @@ base=allnoconfig
 case $kernel-$profile in
 perdure-vm) fragments=(vm features) ;;
 perdure-debug) fragments=(vm features debug kunit) ;;
+perdure-kcsan) fragments=(vm features kcsan) ;;
 perdure-off) fragments=(vm off) ;;
 stock-vm) fragments=(vm) ;;
 stock-debug) fragments=(vm debug) ;;
@@ -33,7 +34,7 @@ perdure-server) base=alldefconfig fragments=(server features) ;;
 perdure-server-debug) base=alldefconfig fragments=(server features debug) ;;
 perdure-full) base=debian fragments=(full features) ;;
 perdure-full-debug) base=debian fragments=(full features debug) ;;
-*) die "no kernel $kernel with profile $profile: perdure has vm, debug, off, small, server, server-debug, full and full-debug;" \
+*) die "no kernel $kernel with profile $profile: perdure has vm, debug, kcsan, off, small, server, server-debug, full and full-debug;" \
 	"stock has vm and debug" ;;
 esac
 arch=$PERDURE_ARCH cross=

@@ -17,9 +17,10 @@ import vm
 
 CASES = vm.TOP / "vm-tests" / "cases"
 RUNNER = vm.TOP / "vm-tests" / "lib" / "cases.py"
-PROFILES = ("vm", "off", "debug")
-SCALE = {"vm": 1, "off": 1, "debug": 5}     # of the time limits: the checkers are slow
-MEMORY = {"vm": "1G", "off": "1G", "debug": "2G"}
+PROFILES = ("vm", "off", "debug", "kcsan")
+NAMED = ("kcsan",)                          # only with --profile: another kernel, and the same tests once more
+SCALE = {"vm": 1, "off": 1, "debug": 5, "kcsan": 10}    # of the time limits: the checkers are slow
+MEMORY = {"vm": "1G", "off": "1G", "debug": "2G", "kcsan": "2G"}
 TAIL = 15                                   # lines shown of a failed case
 HOST = "host"
 
@@ -92,7 +93,7 @@ def choose(suites: dict[str, Suite], names: list[str], profile: str | None) -> l
         # Another architecture's checking kernel only when it is asked for: emulated, it takes long
         one = suite.where == HOST or vm.ARCH != "x86_64" and not profile
         profiles = suite.profiles[:1] if one else suite.profiles
-        runs += [Run(suite, p, only) for p in profiles if profile in (None, p)]
+        runs += [Run(suite, p, only) for p in profiles if p == profile or not profile and p not in NAMED]
     return sorted(runs, key=lambda r: (r.suite.where != HOST, PROFILES.index(r.profile), r.suite.kernel, r.suite.name))
 
 
@@ -240,7 +241,7 @@ def execute(run: Run, args: argparse.Namespace) -> ktap.Verdict:
     result = vm.run(job, machine, report.feed, errors.extend)
     why = result.why or (f"the runner ended with status {result.status}" if result.status else "")
     report.stray += bytes(errors)
-    return report.close(why, splats.scan(console, died=bool(result.why)), console)
+    return report.close(why, splats.scan(console, bool(result.why), profile=run.profile), console)
 
 
 def show(suites: dict[str, Suite]) -> Iterator[str]:

@@ -126,6 +126,58 @@ def each_splat() -> None:
             assert scan(text), f"not seen: {line}"
 
 
+RACE = """==================================================================
+BUG: KCSAN: data-race in {0} / {2}
+
+write to 0xffff888003a3f0c8 of 8 bytes by task 77 on cpu 1:
+ {0}+0x1a/0x40
+ {1}+0x63/0x80
+ do_syscall_64+0x4b/0x110
+
+read to 0xffff888003a3f0c8 of 8 bytes by interrupt on cpu 0:
+ {2}+0x9/0x80
+ {3}+0x70/0x90
+ entry_SYSCALL_64_after_hwframe+0x76/0x7e
+
+value changed: 0x0000000000000000 -> 0x0000000000000001
+
+Reported by Kernel Concurrency Sanitizer on:
+CPU: 0 PID: 78 Comm: x Not tainted 6.12.117-kcsan #1
+=================================================================="""
+UNKNOWN = """BUG: KCSAN: data-race in {0}+0x1a/0x40
+
+race at unknown origin, with read to 0xffff888003a3f0c8 of 8 bytes by task 77 on cpu 1:
+ {0}+0x1a/0x40
+
+Reported by Kernel Concurrency Sanitizer on:
+=================================================================="""
+
+
+def races() -> None:
+    """A data race counts where a function stands that the series defines, or one that it changes makes the access"""
+    def said(report: str, *functions: str) -> int:
+        lines = report.format(*functions).splitlines()
+        return len(scan(BOOT + BEGIN + "".join(f"[    1.5][  T77] {line}\n" for line in lines) + END))
+
+    stock = ("tcp_poll", "do_poll", "tcp_rcv_established", "__x64_sys_sendto")
+    equal(said(RACE, *stock), 0)
+    for place in range(4):
+        for function in ("zlr_hread", "zlr_piece_alloc.part.0", "__x64_sys_reregist", "lazy_work", "proc_pid_restart"):
+            functions = list(stock)
+            functions[place] = function
+            equal((functions, said(RACE, *functions)), (functions, 1))
+    # get_signal() calls zlr_restart() and a lot else
+    equal([said(RACE, "get_signal", *stock[1:]), said(RACE, stock[0], "get_signal", *stock[2:])], [1, 0])
+    equal([said(UNKNOWN, "tcp_poll"), said(UNKNOWN, "zlr_wait")], [0, 1])
+    # A kernel that does not look for any
+    clean = "[    0.1] kcsan: selftest: 3/3 tests passed\n" + BOOT + BEGIN + END
+    equal([len(scan(text, profile=p)) for text in (clean, BOOT + BEGIN + END) for p in ("kcsan", "vm")], [0, 0, 1, 0])
+    # Other complaints in between, and reports that are cut
+    equal(said(RACE.replace("value changed", "Bad page state"), *stock), 1)
+    equal(said(RACE.partition("Reported")[0] + RACE, *stock), 1)
+    equal(said(RACE.partition("Reported")[0], *stock), 1)
+
+
 def cut_console() -> None:
     """A console without a beginning or an end, an empty one and none at all are failures"""
     for text in (BOOT + END, BOOT + BEGIN, "", None):
@@ -151,4 +203,4 @@ def lists() -> None:
               [0, 1, 1, 1, 1, 1])
 
 
-main(exit_status, results, plans, numbers, bail_out, disagreement, clean_console, each_splat, cut_console, lists)
+main(exit_status, results, plans, numbers, bail_out, disagreement, clean_console, each_splat, races, cut_console, lists)
