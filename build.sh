@@ -156,7 +156,7 @@ run | shell)
 	;;
 test)
 	need python3
-	for extra in fuzz kselftest; do
+	for extra in fuzz kselftest zdtm; do
 		[[ " $*" != *" $extra"* ]] || setup "$extra"
 	done
 	# The suites say which kernels they need
