@@ -347,7 +347,8 @@ def restore(way: str, directory: Path, pid: int, second: float) -> dict:
         result["loader"] = told["loader"]
         result["phases"] = {"started": whole - told["loaded_s"], **told["phases"]}
     result["read"] = read_from(directory) - read
-    while not watch.second and time.monotonic() < begin + 300 and os.path.exists(f"/proc/{pid}"):
+    end_of_watch = time.monotonic() + 60
+    while not watch.second and time.monotonic() < end_of_watch and os.path.exists(f"/proc/{pid}"):
         time.sleep(0.01)
     watch.stop = True
     result["work"] = watch.first - begin if watch.first else None

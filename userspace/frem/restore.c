@@ -29,8 +29,10 @@
 #include "frem.h"
 
 #define PAGE		4096
-#define AHEAD		(1 << 20)	/* bytes that the disk is asked for at a time, before the processes run */
-#define SEEK_NS		2000000		/* two pieces of a file with less than that to read between them are read as one */
+#define PIECES_S	10		/* a second's reading is asked for in so many pieces before the processes run */
+#define PIECE_MIN	(128 << 10)	/* bytes */
+#define PIECE_MAX	(4 << 20)
+#define SEEKS_S		500		/* what lies between two pieces is read, too, when that takes less than a seek */
 #define FINISHED	0x52535446	/* from CRIU in place of a process's number: that was the last one */
 
 enum lap { CHECKED, PREPARED, CRIU, TOUCHED, RESUMED, LAPS };
@@ -263,9 +265,9 @@ static void restore_plain(void)
 /* The disk works while CRIU gets the processes ready: first on what CRIU needs, then on what they touch first. */
 
 struct window {
-	off_t last;		/* a byte of it; -1: none */
+	off_t last;		/* a byte of the piece before; -1: none */
 	off_t start, end;	/* what is to be read next */
-	size_t asked;
+	size_t asked;		/* of this piece */
 };
 
 static void ask(int fd, struct window *w)
@@ -275,8 +277,9 @@ static void ask(int fd, struct window *w)
 	w->asked += w->end - w->start;
 }
 
-static void read_ahead(const struct process *process, uint64_t gap)
+static void read_ahead(const struct process *process)
 {
+	uint64_t rate = run.d->rate, gap = rate / SEEKS_S, piece = rate / PIECES_S;
 	int fd = openat(run.d->dir, process->image, O_RDONLY | O_CLOEXEC);
 	struct window w = { .last = -1 };
 	const struct uffdio_lazy_extent *t;
@@ -284,16 +287,17 @@ static void read_ahead(const struct process *process, uint64_t gap)
 
 	if (fd < 0)
 		return;
+	piece = piece < PIECE_MIN ? PIECE_MIN : piece > PIECE_MAX ? PIECE_MAX : piece;
 	for (size_t i = 0; i < process->nr_eager; i++)
 		posix_fadvise(fd, process->eager[i].start, process->eager[i].len, POSIX_FADV_WILLNEED);
 	for (t = process->touched; t < process->touched + process->nr_touched && !atomic_load(&run.resumed); t++) {
-		if ((off_t)t->offset >= w.start && t->offset <= w.end + gap && w.end - w.start < AHEAD) {
+		if ((off_t)t->offset >= w.start && t->offset <= w.end + gap && w.end - w.start < (off_t)piece) {
 			w.end = t->offset + t->len;
 			continue;
 		}
 		ask(fd, &w);
-		/* Two windows at a time: whoever needs something else is not to wait for long */
-		if (w.asked >= AHEAD) {
+		/* Two pieces at a time: whoever needs something else is not to wait for long */
+		if (w.asked >= piece) {
 			if (w.last >= 0 && pread(fd, &byte, 1, w.last) < 0)
 				break;
 			w.last = w.end - 1;
@@ -309,7 +313,7 @@ static void read_ahead(const struct process *process, uint64_t gap)
 static void *read_all_ahead(void *unused)
 {
 	for (size_t i = 0; i < run.d->nr_processes; i++)
-		read_ahead(&run.d->processes[i], run.d->rate * SEEK_NS / 1000000000);
+		read_ahead(&run.d->processes[i]);
 	return unused;
 }
 
