@@ -100,6 +100,8 @@ make=(make -C "$source" O="$out" ARCH="$arch" CROSS_COMPILE="$cross" CC="$cc" HO
 	KBUILD_BUILD_TIMESTAMP='2025-01-01 00:00:00 +0000' KBUILD_BUILD_USER=perdure KBUILD_BUILD_HOST=perdure
 	KBUILD_BUILD_VERSION=1 LOCALVERSION="$localversion") # "perdure" comes with the series
 [[ -z $shipped ]] || make+=(KCFLAGS="$prefix" KAFLAGS="$prefix")
+# objtool goes with the headers and has paths in its debug information, too: no build ID is made of them
+[[ ${targets[0]} != all ]] || make+=(HOSTLDFLAGS="-Wl,--build-id=none")
 
 configure() {
 	local debian

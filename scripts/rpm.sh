@@ -45,7 +45,7 @@ userspace() {
 }
 
 kernel() {
-	local tree=$BUILD/kernel/perdure-$1 stage=$work/stage release modules headers program
+	local tree=$BUILD/kernel/perdure-$1 stage=$work/stage release modules headers
 	local make=("$TOP/scripts/kernel.sh" --profile "$1" --make)
 	release=$(<"$tree/include/config/kernel.release")
 	modules=$stage/lib/modules/$release
@@ -59,11 +59,7 @@ kernel() {
 	# $(srctree) is for make
 	# shellcheck disable=SC2016
 	"${make[@]}" run-command KBUILD_RUN_COMMAND='$(srctree)/scripts/package/install-extmod-build '"$headers"
-	# Dependency lists name the directory of the build; the programs that build modules need no debug information
-	find "$headers" \( -name '*.cmd' -o -name .gitignore \) -delete
-	find "$headers" -type f -perm /111 | while read -r program; do
-		[[ $(head -c 4 "$program" | tr -d '\0') != $'\x7fELF' ]] || strip "$program"
-	done
+	"$TOP/packaging/kernel-headers" "$headers"
 	ln -s "/usr/src/kernels/$release" "$modules/build"
 	build kernel-perdure.spec "kversion ${release%%-*}" "krelease $release" "stage $stage"
 }
