@@ -30,14 +30,19 @@ static void usage(FILE *to)
 	      "      --json        machine-readable\n", to);
 }
 
+static void tell(const char *format, va_list args)
+{
+	fputs("frem: ", stderr);
+	vfprintf(stderr, format, args);
+	fputc('\n', stderr);
+}
+
 void say(const char *format, ...)
 {
 	va_list args;
 
 	va_start(args, format);
-	fputs("frem: ", stderr);
-	vfprintf(stderr, format, args);
-	fputc('\n', stderr);
+	tell(format, args);
 	va_end(args);
 }
 
@@ -46,9 +51,7 @@ void die(const char *format, ...)
 	va_list args;
 
 	va_start(args, format);
-	fputs("frem: ", stderr);
-	vfprintf(stderr, format, args);
-	fputc('\n', stderr);
+	tell(format, args);
 	va_end(args);
 	exit(EXIT_FAILURE);
 }

@@ -541,6 +541,11 @@ static void add_up(struct uffdio_lazy_stat *total)
 		one.size = sizeof(one);
 		if (!is_lazy(p) || ioctl(p->uffd, UFFDIO_LAZY_STAT, &one))
 			continue;
+		/* It has ended, and misses nothing */
+		if (one.error == ESRCH) {
+			one.state = UFFD_LAZY_COMPLETE;
+			one.error = 0;
+		}
 		if (order[one.state] > order[total->state])
 			total->state = one.state;
 		if (!total->error)

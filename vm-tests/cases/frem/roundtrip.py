@@ -43,12 +43,12 @@ def wait(what: str, check: Callable[[], object], limit: float = 30) -> None:
 
 
 class Target:
-    def __init__(self, place: Path, children: int = 0) -> None:
+    def __init__(self, place: Path, children: int = 0, megabytes: int = MEGABYTES) -> None:
         self.place = place / "state"
         self.place.mkdir()
         self.count = children + 1
         # A session of its own, as a daemon has
-        self.process = subprocess.Popen([TARGET, str(self.place), str(MEGABYTES), str(children)], start_new_session=True,
+        self.process = subprocess.Popen([TARGET, str(self.place), str(megabytes), str(children)], start_new_session=True,
                                         stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         self.pid = self.process.pid
         wait("the target works", lambda: all(self.rounds(n) for n in range(self.count)))
@@ -101,7 +101,8 @@ def one(place: Path) -> None:
     wait("it goes on", lambda: target.rounds() > before)
     target.end()
     frem("verify", "--dir", str(place / "c"))
-    result, text = frem("restore", "--dir", str(place / "c"), "--json")
+    # Otherwise faults may have it all before its turn
+    result, text = frem("restore", "--dir", str(place / "c"), "--json", "--preload")
     if LAZY:
         loader = result["loader"]
         assert result["mode"] == "lazy" and loader["state"] == "complete", result
@@ -136,6 +137,24 @@ def tree(place: Path) -> None:
     result, _ = frem("restore", "--dir", str(place / "c"), "--json")
     assert result["mode"] == ("lazy" if LAZY else "plain"), result
     target.check()
+    target.end()
+
+
+@case
+def leaving(place: Path) -> None:
+    """a process of the tree that ends while it is being loaded is no failure"""
+    target = Target(place, children=1, megabytes=48)
+    child = Path(f"/proc/{target.pid}/task/{target.pid}/children").read_text().strip()
+    frem("checkpoint", str(target.pid), "--dir", str(place / "c"), "--kill")
+    target.process.wait()
+    script = place / "script"
+    script.write_text(f'#!/bin/sh\n[ "$CRTOOLS_SCRIPT_ACTION" != post-resume ] || kill -KILL {child}\n')
+    script.chmod(0o700)
+    result, _ = frem("restore", "--dir", str(place / "c"), "--json", "--", "--action-script", str(script))
+    if LAZY:
+        assert result["loader"]["state"] == "complete" and result["loader"]["error"] == 0, result
+    before = target.rounds()
+    wait("the other one goes on", lambda: target.rounds() > before)
     target.end()
 
 

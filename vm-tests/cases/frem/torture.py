@@ -79,7 +79,7 @@ def rounds(place: Path) -> None:
         wait("it goes on", lambda: steps(log) > before)
         done += 1
         shutil.rmtree(directory)
-        if done % 50 == 0:
+        if done % 20 == 0:
             print(f"# {done} rounds", flush=True)
     end(process)
     print(f"# {done} rounds, {lazy} of them lazy, {steps(log)} times {50} steps, {faults} faults while loading")
@@ -204,7 +204,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--minutes", type=float)
     parser.add_argument("--damages", type=int, default=4)
-    parser.add_argument("--seed", type=int, default=int(os.environ.get("FREM_SEED", time.time_ns() % 1000000)))
+    parser.add_argument("--seed", type=int, default=int(os.environ.get("PERDURE_SEED", time.time_ns() % 1000000)))
     args = parser.parse_args()
     print(f"# seed {args.seed}; {SLOW} times the time")
     run_cases([rounds, damage, lost_disk, reload, changing])
