@@ -48,7 +48,7 @@ static void report(const char *suffix, const char *text)
 	int fd;
 
 	snprintf(path, sizeof(path), "%s/%d%s", directory, number, suffix);
-	fd = open(path, O_WRONLY | O_CREAT | O_TRUNC, 0600);
+	fd = open(path, O_WRONLY | O_CREAT, 0600);
 	if (fd < 0 || write(fd, text, strlen(text)) < 0)
 		_exit(1);
 	close(fd);
@@ -101,7 +101,7 @@ int main(int argc, char **argv)
 			memory[pos / 8] = rounds;
 		for (size_t pos = 0; pos < size / 16; pos += PAGE)
 			sum += memory[pos / 8 + 10];
-		snprintf(text, sizeof(text), "%llu %llu\n", (unsigned long long)rounds, (unsigned long long)ticks);
+		snprintf(text, sizeof(text), "%20llu %20llu\n", (unsigned long long)rounds, (unsigned long long)ticks);
 		report("", text);
 		if (!checked && !access(path, F_OK)) {
 			snprintf(text, sizeof(text), "%zu\n", wrong(rounds));

@@ -122,6 +122,14 @@ def damage(place: Path) -> None:
     frem("verify", "--dir", str(good))
 
 
+def dropped(path: Path, page: int, count: int) -> bool:
+    """Whether so many pages have gone from the page cache: somebody may still hold them."""
+    with path.open("rb") as file:
+        os.posix_fadvise(file.fileno(), page * 4096, count * 4096, os.POSIX_FADV_DONTNEED)
+    cached = subprocess.run(["fincore", "-b", "-n", "-o", "PAGES", path], check=True, stdout=subprocess.PIPE, text=True).stdout
+    return int(cached) <= path.stat().st_size // 4096 - count
+
+
 def block_of(path: Path, page: int) -> int:
     """Where on the disk a page of a file is, in bytes; blocks have the size of a page."""
     with path.open("rb") as file:
@@ -154,8 +162,7 @@ def lose_disk(place: Path, track: bool, preload: bool) -> None:
     # All is in memory, but for a quarter in the middle, which is in no list of what CRIU needs first
     pages = max(directory.glob("pages-*.img"), key=lambda path: path.stat().st_size)
     half = pages.stat().st_size // 8192
-    with pages.open("rb") as file:
-        os.posix_fadvise(file.fileno(), half * 4096, half // 2 * 4096, os.POSIX_FADV_DONTNEED)
+    wait("it is not in memory", lambda: dropped(pages, half, half // 2))
     os.truncate(disk, block_of(pages, half))
     _, text = frem("restore", "--dir", str(directory), *(["--preload"] if preload else []), status=1)
     assert "frem verify" in text and ("cannot be read" if preload else "loading failed") in text, text

@@ -29,8 +29,7 @@ static int update(const struct state *s, int who, int fault_at)
 	T_EQ(perdure_shared_stage(s, &s->a, &next, 8), 0);
 	STEP;
 	T_EQ(perdure_shared_stage(s, &s->b, &next, 8), 0);
-	for (volatile int i = 0; i < 20000; i++)
-		;
+	usleep(1000);		/* most of the time of a worker: random deaths are to come here */
 	T_EQ(perdure_shared_stage(s, &s->by[who], &mine, 8), 0);
 	STEP;
 	T_EQ(perdure_shared_commit(s), 0);
@@ -106,15 +105,16 @@ T_LIMIT(random_deaths, 90)
 
 	for (int i = 0; i < WORKERS; i++)
 		pid[i] = start(i);
-	for (int i = 0; i < rounds; i++) {
+	/* Until one has died in the middle of an update; most do */
+	for (int i = 0; i < rounds || (!t_word[PERDURE_SHARED_UNDONE] && i < 10 * rounds); i++) {
 		int who = t_rand(&seed) % WORKERS;
 
 		while (!t_word[20 + who])
 			t_sleep_ms(2);
+		t_word[20 + who] = 0;
 		if (t_rand(&seed) % 4) {
 			kill(pid[who], SIGABRT);
 		} else {
-			t_word[20 + who] = 0;
 			kill(pid[who], SIGKILL);
 			t_wait(pid[who]);
 			pid[who] = start(who);
