@@ -1,7 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 /* frem: checkpoints of processes that run again before their memory has been read. See frem(1). */
-#include <err.h>
-#include <errno.h>
 #include <getopt.h>
 #include <libgen.h>
 #include <limits.h>
