@@ -113,18 +113,13 @@ static int verify(const char *dir, bool json)
 
 int main(int argc, char **argv)
 {
-	enum { DIR = 1, PLAIN, CHECK, DETACH, PRELOAD, JSON, HELP };
-	static const struct option restore_long[] = {
-		{ "dir", required_argument, NULL, DIR },
-		{ "json", no_argument, NULL, JSON },
-		{ "help", no_argument, NULL, HELP },
+	enum { DIR = 1, PLAIN, CHECK, DETACH, PRELOAD, JSON, HELP, FOR_RESTORE = 4 };
+	static const struct option options[] = {
+		/* Four are for restore alone */
 		{ "plain", no_argument, NULL, PLAIN },
 		{ "check", no_argument, NULL, CHECK },
 		{ "detach", no_argument, NULL, DETACH },
 		{ "preload", no_argument, NULL, PRELOAD },
-		{}
-	};
-	static const struct option verify_long[] = {
 		{ "dir", required_argument, NULL, DIR },
 		{ "json", no_argument, NULL, JSON },
 		{ "help", no_argument, NULL, HELP },
@@ -146,7 +141,7 @@ int main(int argc, char **argv)
 		return USAGE;
 	}
 	argv[1] = argv[0];
-	while ((c = getopt_long(argc - 1, argv + 1, "+", verifies ? verify_long : restore_long, NULL)) != -1) {
+	while ((c = getopt_long(argc - 1, argv + 1, "+", options + (verifies ? FOR_RESTORE : 0), NULL)) != -1) {
 		switch (c) {
 		case DIR:
 			dir = optarg;

@@ -66,7 +66,6 @@ def run(test: dict, *how: str) -> dict:
         for one in session(pid):
             os.kill(one, signal.SIGKILL)
         wait("they are gone", lambda: not session(pid))
-        shutil.copytree(place, place / "kept", ignore=shutil.ignore_patterns("c", "kept"))
         told = json.loads(call("frem", "restore", "--dir", str(place / "c"), "--json", *how, "--", *test["again"]))
         os.kill(pid, signal.SIGTERM)
         wait("the verdict", outfile.exists)
