@@ -34,6 +34,8 @@ def output() -> None:
     equal(done.returncode, 0)
     equal(done.stdout.split()[0].decode(), hashlib.sha256(data).hexdigest())
     equal(hashlib.sha256(done.stderr).hexdigest(), hashlib.sha256(data).hexdigest())
+    # The system's programs, not examples of the same name
+    equal(run("env", "echo", "echo").stdout, b"echo\n")
     done = run("cat", data=data)
     assert done.stdout == data
 
