@@ -349,6 +349,37 @@ T(two_images)
 	T_EQ(nf_wait(uffd), UFFD_LAZY_COMPLETE);
 }
 
+/* A second image, attached about when the first has been loaded: refused, or none of its pages is lost */
+T(image_at_the_end)
+{
+	int a = nf_image(20, 8), b = nf_image(21, 8), early = 0, late = 0, lost = 0;
+
+	/* How long the first takes depends on the machine: as many rounds as it takes to see both */
+	for (int i = 0; i < 2000 || !early || !late; i++) {
+		char *p = nf_map(16);
+		int uffd = nf_uffd();
+		struct uffdio_lazy_extent e = nf_extent(p + 8 * PG, 8, 0);
+		struct uffdio_lazy_attach more = nf_args(b, &e, 1, 0);
+
+		nf_register(uffd, p, 16);
+		nf_attach(uffd, a, p, 8, 0, 8, UFFD_LAZY_START);
+		for (volatile int wait = i % 500 * (100 + i / 10); wait > 0; wait--)
+			;
+		if (ioctl(uffd, UFFDIO_LAZY_ATTACH, &more)) {
+			T_EQ(errno, EINVAL);
+			late++;
+		} else {
+			lost += 8 - nf_count(p + 8 * PG, 21, 0, 8);
+			early++;
+		}
+		lost += 8 - nf_count(p, 20, 0, 8);
+		close(uffd);
+		T_OK(munmap(p, 16 * PG));
+	}
+	t_note("%d early, %d late", early, late);
+	T_EQ(lost, 0);
+}
+
 /* Extents in no order of the image's, the same page of it twice */
 T(scattered_extents)
 {
