@@ -224,12 +224,14 @@ static T_UNUSED void t_sleep_ms(unsigned int ms)
 		;
 }
 
-/* How much slower than the plain VM the debugging kernel may be. */
+/* How much slower than the plain VM the debugging kernels may be. */
 static T_UNUSED int t_slow(void)
 {
 	const char *profile = getenv("PERDURE_PROFILE");
 
-	return profile && !strcmp(profile, "debug") ? 6 : 1;
+	if (!profile)
+		return 1;
+	return !strcmp(profile, "kcsan") ? 12 : !strcmp(profile, "debug") ? 6 : 1;
 }
 
 /* Random tests do `base` rounds, or as many times that as PERDURE_ROUNDS says. */
