@@ -358,8 +358,6 @@ static int attach(struct process *process)
 	struct stat st;
 	int err;
 
-	if (!process->nr_lazy)
-		return 0;
 	a.image_fd = openat(run.d->dir, process->image, O_RDONLY | O_CLOEXEC);
 	if (a.image_fd < 0 || fstat(a.image_fd, &st))
 		return -1;
@@ -400,8 +398,13 @@ static void receive(void)
 		why(run.refused, "process %d is not in the descriptor", pid);
 	} else {
 		process->uffd = receive_fd(run.connection);
-		if (process->uffd < 0 || attach(process))
+		if (process->uffd < 0 || (process->nr_lazy && attach(process))) {
 			why(run.refused, "process %d: %s", pid, strerror(errno));
+		} else if (!process->nr_lazy) {
+			/* CRIU waits for its events to be read while it is open */
+			close(process->uffd);
+			process->uffd = -1;
+		}
 	}
 	if (*run.refused)
 		refuse();
@@ -435,7 +438,7 @@ static int load_touched(struct process *process, int flags)
 
 static bool is_lazy(const struct process *process)
 {
-	return process->uffd >= 0 && process->nr_lazy;
+	return process->uffd >= 0;
 }
 
 /* Of all processes what they touch first, then the rest; it is waited for only when that is asked for. */

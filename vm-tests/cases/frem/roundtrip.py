@@ -43,12 +43,12 @@ def wait(what: str, check: Callable[[], object], limit: float = 30) -> None:
 
 
 class Target:
-    def __init__(self, place: Path, children: int = 0, megabytes: int = MEGABYTES) -> None:
+    def __init__(self, place: Path, children: int = 0, megabytes: int = MEGABYTES, more: tuple[str, ...] = ()) -> None:
         self.place = place / "state"
         self.place.mkdir()
         self.count = children + 1
         # A session of its own, as a daemon has
-        self.process = subprocess.Popen([TARGET, str(self.place), str(megabytes), str(children)], start_new_session=True,
+        self.process = subprocess.Popen([TARGET, str(self.place), str(megabytes), str(children), *more], start_new_session=True,
                                         stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         self.pid = self.process.pid
         wait("the target works", lambda: all(self.rounds(n) for n in range(self.count)))
@@ -156,6 +156,24 @@ def leaving(place: Path) -> None:
     before = target.rounds()
     wait("the other one goes on", lambda: target.rounds() > before)
     target.end()
+
+
+@case
+def nothing_late(place: Path) -> None:
+    """CRIU marks nothing of a process to come later: CRIU alone restores it, and as one of a tree it does not wait for ever"""
+    for children, mode in ((0, "plain"), (1, "lazy" if LAZY else "plain")):
+        below = place / str(children)
+        below.mkdir()
+        target = Target(below, children, more=("aligned",))
+        taken, _ = frem("checkpoint", str(target.pid), "--dir", str(below / "c"), "--json", "--window", "0.5")
+        assert taken["bytes"] >= (children + 1) * MEGABYTES << 20, taken
+        target.end()
+        result, text = frem("restore", "--dir", str(below / "c"), "--json")
+        assert result["mode"] == mode, (result, text)
+        if LAZY and not children:
+            assert "stack pointer" in text, text
+        target.check()
+        target.end()
 
 
 @case

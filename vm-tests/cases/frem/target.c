@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 /*
- * A process that knows its memory: target DIRECTORY MEGABYTES CHILDREN
+ * A process that knows its memory: target DIRECTORY MEGABYTES CHILDREN [aligned]
  *
  * It, and each child, has its own megabytes of a pattern, of which a loop touches a sixteenth. Some pages all over
  * the memory hold the number of rounds. DIRECTORY/NUMBER says how far it got; when DIRECTORY/check appears, all of the
- * memory is compared, and DIRECTORY/NUMBER.checked says how many words were wrong.
+ * memory is compared, and DIRECTORY/NUMBER.checked says how many words were wrong. With "aligned", the process, but no
+ * child, has a thread whose stack pointer is at the start of a page.
  */
 #include <fcntl.h>
 #include <pthread.h>
@@ -42,6 +43,19 @@ static void *tick(void *unused)
 	}
 }
 
+/* Does nothing but pause() */
+static void *aligned(void *unused)
+{
+	(void)unused;
+#ifdef __x86_64__
+	__asm__ volatile("and $-4096, %%rsp\n"
+			 "1:	mov $34, %%eax\n"
+			 "	syscall\n"
+			 "	jmp 1b" ::: "rax", "rcx", "r11", "memory");
+#endif
+	return NULL;
+}
+
 static void report(const char *suffix, const char *text)
 {
 	char path[256];
@@ -75,7 +89,7 @@ int main(int argc, char **argv)
 	pthread_t thread;
 	bool checked = false;
 
-	if (argc != 4)
+	if (argc != 4 && (argc != 5 || strcmp(argv[4], "aligned")))
 		return 2;
 	directory = argv[1];
 	size = strtoul(argv[2], NULL, 0) << 20;
@@ -91,6 +105,8 @@ int main(int argc, char **argv)
 	for (size_t i = 0; i < size; i += 8)
 		memory[i / 8] = word(i);
 	if (pthread_create(&thread, NULL, tick, NULL))
+		return 1;
+	if (argc == 5 && !number && pthread_create(&thread, NULL, aligned, NULL))
 		return 1;
 	snprintf(path, sizeof(path), "%s/check", directory);
 
