@@ -2,6 +2,7 @@
 /* hread() and lwrite() on every kind of channel: waiting, signals, ends, errors, and what a restart gives back. */
 #include "chan.h"
 
+#include <pthread.h>
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
 #include <sys/timerfd.h>
@@ -304,6 +305,39 @@ T(end_of_file)
 			T_IOLOG(RD, 50, 0, 0, 0);
 			t_register("end_comes_last", k->name, NULL);
 			t_crash();
+		}
+	}
+}
+
+static int leaves_after;
+
+static void *says_and_leaves(void *fd)
+{
+	for (volatile int i = leaves_after; i > 0; i--)
+		;
+	feed((intptr_t)fd, 100, 0);
+	close((intptr_t)fd);
+	return NULL;
+}
+
+/* A sender that leaves at once: its data comes before the end, whenever a waiting hread() looks */
+T_LIMIT(last_words, 60)
+{
+	for_each_kind(k, SOCK) {
+		if (!(k->flags & STREAM))
+			continue;
+		for (int i = 0; i < 200; i++) {
+			char buf[64];
+			pthread_t t;
+			int fd[2];
+
+			k->open(fd);
+			leaves_after = i * 50;
+			T_ASSERT(!pthread_create(&t, NULL, says_and_leaves, (void *)(intptr_t)fd[1]));
+			GET(fd[0], 100, 0, 0);
+			T_EQ(x_hread(fd[0], buf, sizeof(buf), 100), 0);
+			pthread_join(t, NULL);
+			close(fd[0]);
 		}
 	}
 }

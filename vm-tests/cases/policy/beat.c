@@ -190,6 +190,29 @@ static void vfork_waits(void)
 	}
 }
 
+ROLE(hangs_after_exec)
+{
+	spin();
+	return 1;
+}
+
+/* The threads that an execve(2) kills do not take the heartbeat with them. */
+T(exec_with_threads)
+{
+	t_word[W_RUNS] = 0;
+	T_CHILD {
+		pthread_t thread;
+
+		T_OK(syscall(NR_reregist, t_self, (char *[]){ t_self, "@after_hang", NULL }, environ, 0, REREGIST_EXEC));
+		for (int i = 0; i < 4; i++)
+			T_EQ(pthread_create(&thread, NULL, hang_thread, in_sleep), 0);
+		policy(0, 0, 0, BEAT_MS * MS);
+		t_word[W_TIME] = t_now_ns();
+		execl(t_self, "prog", "@hangs_after_exec", NULL);
+	}
+	T_EQ(t_word[W_RUNS], 1);
+}
+
 T_LIMIT(hangs, 120)
 {
 	static const struct {
