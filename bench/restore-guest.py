@@ -147,7 +147,6 @@ PROGRAMS = {
     "sqlite3": Program(["sqlite3", "-batch", ":memory:"], package="sqlite3"),
     "xz": Program(["xz", "-6", "-T1", "-c"], 70, "xz-utils"),
     "zstd": Program(["zstd", "-q", "-15", "--long=26", "-c"], 110, "zstd"),
-    "sort": Program(["sort", "-S", "300M", "--parallel=1", "-r"], 100, "coreutils"),
     "cc1": Program([CC1, "-quiet", "-O1", "-o", "/dev/stdout", "-"], 120, "gcc"),
 }
 
@@ -170,7 +169,7 @@ def source(name: str) -> Path:
                            f"update t set name = 'changed {n}' where id = {at};\n")
         elif PROGRAMS[name].megabytes:
             seed = 1
-            for n in range({"zstd": 900000, "sort": 700000}.get(name, 400000)):
+            for n in range(900000 if name == "zstd" else 400000):
                 seed = seed * 6364136223846793005 + 1442695040888963407 & (1 << 64) - 1
                 file.write(f"{seed:020d} {seed >> 40:x} a line of text number {n} {seed % 1000:03d} {'abcdef'[n % 6] * 20}\n")
     return path
@@ -309,6 +308,10 @@ def read_from(disk: Path) -> int:
     return int(text.split()[2]) * 512
 
 
+def last_error(log: Path) -> str:
+    return (re.findall(r"Error .*", log.read_text(errors="replace")) or [""])[-1]
+
+
 def restore(way: str, directory: Path, pid: int, second: float) -> dict:
     subprocess.run(["sh", "-c", "sync; echo 3 >/proc/sys/vm/drop_caches"], check=True)
     for program in ("criu", "frem"):    # the programs themselves are on no such disk
@@ -327,12 +330,16 @@ def restore(way: str, directory: Path, pid: int, second: float) -> dict:
     elif way == "lazy-pages":
         daemon = subprocess.Popen(["criu", "lazy-pages", "-v4", "-D", str(directory), "-W", str(work),
                                    "-o", str(work / "lazy.log")])
-        while not (work / "lazy-pages.socket").exists():
-            time.sleep(0.005)
-        subprocess.run(["criu", "restore", "-d", "--lazy-pages", *common], check=True)
-        result["running"] = time.monotonic() - begin
-        result["status"] = daemon.wait(900)
-        result["loaded"] = time.monotonic() - begin
+        try:
+            while not (work / "lazy-pages.socket").exists() and daemon.poll() is None:
+                time.sleep(0.005)
+            subprocess.run(["criu", "restore", "-d", "--lazy-pages", *common], check=True)
+            result["running"] = time.monotonic() - begin
+            if daemon.wait(900):
+                raise Skip(f"the daemon ended with status {daemon.returncode}: {last_error(work / 'lazy.log')}")
+            result["loaded"] = time.monotonic() - begin
+        finally:
+            daemon.kill()
         result["faults"] = len(re.findall("#PF at", (work / "lazy.log").read_text()))
     else:
         done = subprocess.run(["frem", "restore", "--json", "--dir", str(directory), *way.split()[1:]],
@@ -384,7 +391,11 @@ def measure(name: str, disks: list[tuple[str, Path]]) -> None:
     for rate, place in disks:
         taken = told[rate]
         for way in ("CRIU", "lazy-pages", "frem", "frem --preload"):
-            result = restore(way, place / name, process.pid, second)
+            try:
+                result = restore(way, place / name, process.pid, second)
+            except (Skip, subprocess.SubprocessError) as e:
+                result = {"failed": str(e).strip()}
+                end(process.pid)
             print(json.dumps({"bench": "restore", "program": name, "rate": rate, "way": way, "bytes": taken["bytes"],
                               "touched": taken["touched_bytes"], "window": taken.get("window_s"), "dump": taken["dump_s"],
                               **result}), flush=True)
