@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 /*
- * A process that knows its memory: target DIRECTORY MEGABYTES CHILDREN [aligned]
+ * A process that knows its memory: target DIRECTORY MEGABYTES CHILDREN [aligned | locked]
  *
  * It, and each child, has its own megabytes of a pattern, of which a loop touches a sixteenth. Some pages all over
  * the memory hold the number of rounds. DIRECTORY/NUMBER says how far it got; when DIRECTORY/check appears, all of the
  * memory is compared, and DIRECTORY/NUMBER.checked says how many words were wrong. With "aligned", the process, but no
- * child, has a thread whose stack pointer is at the start of a page.
+ * child, has a thread whose stack pointer is at the start of a page; with "locked", all its memory locked
+ * but for some where no pages are.
  */
 #include <fcntl.h>
 #include <pthread.h>
@@ -56,6 +57,13 @@ static void *aligned(void *unused)
 	return NULL;
 }
 
+static int lock_all(void)
+{
+	void *empty = mmap(NULL, PAGE, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+
+	return empty == MAP_FAILED || mlockall(MCL_CURRENT | MCL_FUTURE) || munlock(empty, PAGE);
+}
+
 static void report(const char *suffix, const char *text)
 {
 	char path[256];
@@ -89,7 +97,7 @@ int main(int argc, char **argv)
 	pthread_t thread;
 	bool checked = false;
 
-	if (argc != 4 && (argc != 5 || strcmp(argv[4], "aligned")))
+	if (argc != 4 && argc != 5)
 		return 2;
 	directory = argv[1];
 	size = strtoul(argv[2], NULL, 0) << 20;
@@ -106,7 +114,7 @@ int main(int argc, char **argv)
 		memory[i / 8] = word(i);
 	if (pthread_create(&thread, NULL, tick, NULL))
 		return 1;
-	if (argc == 5 && !number && pthread_create(&thread, NULL, aligned, NULL))
+	if (argc == 5 && !number && (!strcmp(argv[4], "aligned") ? pthread_create(&thread, NULL, aligned, NULL) : lock_all()))
 		return 1;
 	snprintf(path, sizeof(path), "%s/check", directory);
 
