@@ -2,9 +2,12 @@
 /* hread() and lwrite() on every kind of channel: waiting, signals, ends, errors, and what a restart gives back. */
 #include "chan.h"
 
+#include <linux/if_ether.h>
+#include <linux/if_packet.h>
 #include <pthread.h>
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
+#include <sys/sendfile.h>
 #include <sys/timerfd.h>
 
 /* ---- hold and rewind ---- */
@@ -304,6 +307,60 @@ T(end_of_file)
 			T_EQ(x_hread(RD, buf, 64, 0), 0);
 			T_IOLOG(RD, 50, 0, 0, 0);
 			t_register("end_comes_last", k->name, NULL);
+			t_crash();
+		}
+	}
+}
+
+/* A packet in a ring: poll() tells of it, a read does not give it. Whoever waits can be killed. */
+T(packet_ring)
+{
+	struct tpacket_req ring = { .tp_block_size = 4096, .tp_block_nr = 1, .tp_frame_size = 2048, .tp_frame_nr = 2 };
+	int fd = T_OK(socket(AF_PACKET, SOCK_RAW, htons(ETH_P_ALL))), udp[2], status;
+	pid_t pid;
+
+	T_OK(setsockopt(fd, SOL_PACKET, PACKET_RX_RING, &ring, sizeof(ring)));
+	open_udp4(udp);
+	feed(udp[1], 10, 0);
+	READABLE(fd, 1);
+	pid = t_fork();
+	if (!pid) {
+		char buf[64];
+
+		T_ERR(x_hread(fd, buf, sizeof(buf), 0), 0);
+		_exit(1);
+	}
+	t_sleep_ms(200);
+	T_EQ(waitpid(pid, &status, WNOHANG), 0);
+	t_reap(pid);
+}
+
+ROLE(as_it_was)
+{
+	kind_named(argv[0]);
+	T_EQ(t_generation(), 2);
+	GET_ALL(RD, 4096, 0, 0);
+	return 0;
+}
+
+/* What was read does not change with the file that it was sent from */
+T(sent_from_a_file)
+{
+	for_each_kind(k, TCP) {
+		T_CHILD {
+			int file = T_OK(memfd_create("page", MFD_CLOEXEC));
+			char page[4096];
+			off_t off = 0;
+
+			t_fill(page, sizeof(page), 0);
+			T_EQ(pwrite(file, page, sizeof(page), 0), 4096);
+			open_at(k, RD, WR);
+			T_EQ(sendfile(WR, file, &off, sizeof(page)), 4096);
+			READABLE(RD, 1);
+			GET_ALL(RD, 4096, 0, 0);
+			memset(page, 'x', sizeof(page));
+			T_EQ(pwrite(file, page, sizeof(page), 0), 4096);
+			t_register("as_it_was", k->name, NULL);
 			t_crash();
 		}
 	}
