@@ -764,7 +764,7 @@ T_LIMIT(memory, 60)
 }
 
 /* Bytes that come one by one cost little more than bytes that come together. */
-T(small_pieces)
+T_LIMIT(small_pieces, 60)
 {
 	enum { BYTES_HELD = 20000 };
 
