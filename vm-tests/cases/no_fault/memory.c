@@ -8,10 +8,6 @@
 #include <sys/ptrace.h>
 #include <sys/user.h>
 
-#ifndef MADV_COLLAPSE
-#define MADV_COLLAPSE 25
-#endif
-
 /* The old pages must not turn up in new memory, not by a fault and not from the worker. */
 T(munmap_then_mmap)
 {
