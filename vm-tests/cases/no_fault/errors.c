@@ -74,6 +74,29 @@ T(attach_errors)
 	T_EQ(nf_count(p, 1, 0, 16), 16);
 }
 
+/* Nobody would report the writes: refused in either order */
+T(write_protection)
+{
+	char *p = nf_map(16);
+	struct uffdio_register reg = {
+		.range = { (uintptr_t)p + 8 * PG, 8 * PG },
+		.mode = UFFDIO_REGISTER_MODE_MISSING | UFFDIO_REGISTER_MODE_WP,
+	};
+	struct uffdio_lazy_extent e = nf_extent(p, 8, 0);
+	int uffd = nf_uffd(), image = nf_image(1, 8);
+	struct uffdio_lazy_attach a = nf_args(image, &e, 1, 0);
+
+	nf_register(uffd, p, 8);
+	T_OK(ioctl(uffd, UFFDIO_REGISTER, &reg));
+	T_ERR(ioctl(uffd, UFFDIO_LAZY_ATTACH, &a), EINVAL);
+	T_OK(ioctl(uffd, UFFDIO_UNREGISTER, &reg.range));
+	T_OK(ioctl(uffd, UFFDIO_LAZY_ATTACH, &a));
+	T_ERR(ioctl(uffd, UFFDIO_REGISTER, &reg), EINVAL);
+	nf_register(uffd, p + 8 * PG, 8);
+	T_EQ(nf_count(p, 1, 0, 8), 8);
+	T_EQ(nf_count_zero(p + 8 * PG, 8), 8);
+}
+
 T(load_and_stat_errors)
 {
 	int uffd;
