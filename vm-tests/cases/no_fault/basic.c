@@ -138,27 +138,6 @@ T(touched_set_first)
 	T_ERR(ioctl(uffd, UFFDIO_LAZY_LOAD, &load), EBUSY);
 }
 
-/* What is there before the attach stays, whether it was touched or is part of a huge page */
-T(populated_before)
-{
-	unsigned long huge = 512;
-	char *map = nf_map(2 * huge), *p = (char *)(((uintptr_t)map + huge * PG - 1) & ~(huge * PG - 1));
-	int uffd = nf_uffd(), image = nf_image(1, huge);
-	unsigned long zeros = 10;
-
-	T_OK(madvise(p, (1 + zeros) * PG, MADV_POPULATE_WRITE));
-	nf_fill(p, 2, 0);
-	/* As khugepaged does; without it, or without memory for it, the others are missing */
-	if (!madvise(p, huge * PG, MADV_COLLAPSE))
-		zeros = huge - 1;
-	nf_register(uffd, p, huge);
-	nf_attach(uffd, image, p, huge, 0, 1, UFFD_LAZY_START);
-	T_EQ(nf_wait(uffd), UFFD_LAZY_COMPLETE);
-	T_EXPECT(nf_is(p, 2, 0));
-	T_EQ(nf_count_zero(p + PG, zeros), zeros);
-	T_EQ(nf_stat(uffd).removed, zeros + 1);
-}
-
 /* With the start, and the descriptor closed at once, just after another loader has ended */
 T(first_and_closed)
 {

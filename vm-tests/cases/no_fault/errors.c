@@ -74,6 +74,52 @@ T(attach_errors)
 	T_EQ(nf_count(p, 1, 0, 16), 16);
 }
 
+/*
+ * A page of an extent is there already: refused, whichever comes last. A huge page is what khugepaged may make of memory
+ * that nobody has touched
+ */
+T(present_before)
+{
+	unsigned long huge = 512;
+	char *map = nf_map(2 * huge), *p = (char *)(((uintptr_t)map + huge * PG - 1) & ~(huge * PG - 1));
+	struct uffdio_register reg = { .range = { (uintptr_t)p, huge * PG }, .mode = UFFDIO_REGISTER_MODE_MISSING };
+	int image = nf_image(1, huge), uffd;
+
+	for (int kind = 0; kind < 3; kind++) {
+		/* Its first page is there, or is read only, or all of them are */
+		struct uffdio_lazy_extent e = nf_extent(p + (kind == 2 ? 9 : 0) * PG, 10, 0), other = nf_extent(p + 20 * PG, 10, 20);
+		struct uffdio_lazy_attach a = nf_args(image, &e, 1, 0), b = nf_args(image, &other, 1, 0);
+
+		T_OK(madvise(p, huge * PG, MADV_DONTNEED));
+		if (kind == 0)
+			T_EQ(*(volatile char *)p, 0);
+		else
+			*p = 'x';
+		if (kind == 2 && madvise(p, huge * PG, MADV_COLLAPSE))
+			t_skip("no huge page was to be had");
+		/* Where nothing is registered, nothing is looked at until it is */
+		uffd = nf_uffd_with(0);
+		T_OK(ioctl(uffd, UFFDIO_LAZY_ATTACH, &a));
+		T_ERR(ioctl(uffd, UFFDIO_REGISTER, &reg), EEXIST);
+		close(uffd);
+		uffd = nf_uffd_with(0);
+		T_OK(ioctl(uffd, UFFDIO_REGISTER, &reg));
+		T_ERR(ioctl(uffd, UFFDIO_LAZY_ATTACH, &a), EEXIST);
+		/* Nothing is left of it */
+		T_ERR(ioctl(uffd, UFFDIO_LAZY_STAT, &(struct uffdio_lazy_stat){ .size = 144 }), ENXIO);
+		T_OK(madvise(p, huge * PG, MADV_DONTNEED));
+		T_OK(ioctl(uffd, UFFDIO_LAZY_ATTACH, &b));
+		T_OK(ioctl(uffd, UFFDIO_LAZY_ATTACH, &a));
+		/* What the loader has put there is not in its way */
+		T_EQ(nf_count(p + 20 * PG, 1, 20, 10), 10);
+		T_OK(ioctl(uffd, UFFDIO_REGISTER, &reg));
+		T_EQ(nf_count((char *)(uintptr_t)e.addr, 1, 0, 10), 10);
+		nf_start(uffd);
+		T_EQ(nf_wait(uffd), UFFD_LAZY_COMPLETE);
+		close(uffd);
+	}
+}
+
 /* Nobody would report the writes: refused in either order */
 T(write_protection)
 {
