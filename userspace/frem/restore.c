@@ -498,6 +498,7 @@ static int serve(void)
 static const char *restore_lazily(void)
 {
 	pthread_t reader;
+	bool released;
 	int status;
 
 	if (run.opt->plain)
@@ -517,13 +518,16 @@ static const char *restore_lazily(void)
 	lap(PREPARED);
 	status = serve();
 	lap(RESUMED);
-	atomic_store(&run.resumed, true);
+	released = atomic_exchange(&run.resumed, true);
 	if (*run.refused)
 		return run.refused;
 	if (*run.broken) {
 		unlink(run.log);
 		die("the images cannot be read: %s; the kernel's log and frem verify say more", run.broken);
 	}
+	/* Perhaps for a page that is there before its turn; what is wrong in any case it says once more */
+	if (status && !released)
+		return "CRIU failed to restore with pages to come later";
 	if (status)
 		complain(status);
 	return NULL;

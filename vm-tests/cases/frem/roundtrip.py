@@ -159,6 +159,26 @@ def leaving(place: Path) -> None:
 
 
 @case
+def not_lazily(place: Path) -> None:
+    """where CRIU fails with pages to come later, it restores without them"""
+    target = Target(place, children=1)
+    frem("checkpoint", str(target.pid), "--dir", str(place / "c"), "--window", "0.2")
+    target.end()
+    path = os.environ["PATH"]
+    criu = shutil.which("criu", path=f"{path}:/usr/sbin:/usr/local/sbin")
+    (place / "criu").write_text(f'#!/bin/sh\ncase "$*" in *--lazy-pages*) exit 1 ;; esac\nexec {criu} "$@"\n')
+    (place / "criu").chmod(0o700)
+    os.environ["PATH"] = f"{place}:{path}"
+    try:
+        result, text = frem("restore", "--dir", str(place / "c"), "--json")
+    finally:
+        os.environ["PATH"] = path
+    assert result["mode"] == "plain" and (not LAZY or "pages to come later" in text), (result, text)
+    target.check()
+    target.end()
+
+
+@case
 def unmarked(place: Path) -> None:
     """where CRIU marks nothing to come later, for a stack pointer at the start of a page, frem does; locked memory comes first"""
     for name, children in (("aligned", 0), ("aligned", 1), ("locked", 0), ("locked", 1)):
