@@ -39,15 +39,16 @@ def ours(report: list[str], defined: set[str], changed: set[str]) -> bool:
     """Does a function of ours stand on a stack, or is one that we changed where the access is?"""
     # Whoever wrote did so by intent, as in data_race(): what counts is who reads
     unknown = any("race at unknown origin" in line for line in report)
-    top = False
+    top = interrupted = False
     for line in report:
         if ACCESS.search(line):
-            top = True
-        elif match := FRAME.search(line):
+            top, interrupted = True, False
+        elif (match := FRAME.search(line)) and not interrupted:
             function = re.sub(r"^__(x64|ia32|se|do)_(compat_)?sys_", "sys_", match[1].split(".")[0])
             if function in defined and (top or not unknown) or top and function in changed:
                 return True
-            top = False
+            # What was interrupted has nothing to do with it
+            top, interrupted = False, match[1].startswith(("asm_sysvec_", "asm_common_interrupt"))
     return False
 
 
