@@ -11,6 +11,7 @@ REPORT = re.compile(r"BUG: KCSAN: ")
 END = re.compile(r"Reported by Kernel Concurrency Sanitizer")
 FRAME = re.compile(r"([A-Za-z_][\w.]*)\+0x[0-9a-f]+/0x[0-9a-f]+$")
 ACCESS = re.compile(r"(read|write|assert no).* to 0x[0-9a-f]+ of \d+ bytes by ")
+INTERRUPTS = ("asm_sysvec_", "asm_common_interrupt", "handle_softirqs")
 DEFINITION = re.compile(r"\+(?:[A-Za-z_][\w ]*[ *]+)?(\w+)\((\w*)[^;]*$")
 HUNK = re.compile(r"@@ .* @@ (?:[A-Za-z_][\w ]*[ *]+)?(\w+)\((\w*)")
 
@@ -48,7 +49,7 @@ def ours(report: list[str], defined: set[str], changed: set[str]) -> bool:
             if function in defined and (top or not unknown) or top and function in changed:
                 return True
             # What was interrupted has nothing to do with it
-            top, interrupted = False, match[1].startswith(("asm_sysvec_", "asm_common_interrupt"))
+            top, interrupted = False, match[1].startswith(INTERRUPTS)
     return False
 
 
