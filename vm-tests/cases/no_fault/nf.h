@@ -98,7 +98,7 @@ static T_UNUSED int nf_image(unsigned int id, unsigned long n)
 
 /*
  * Between two pages that nobody may touch, so that it is an area of its own: next to other memory, khugepaged may join the
- * two in a huge page before it is registered, and nothing is missing then
+ * two in a huge page before it is registered, and that is refused then
  */
 static T_UNUSED char *nf_map(unsigned long n)
 {
