@@ -34,7 +34,7 @@ usage: ./build.sh VERB [OPTIONS]
   kernel [--profile P] [--kernel perdure|stock]
                            build a kernel
   userspace                build the library and the programs
-  clean                    remove what was built; keep the compiler's cache
+  clean                    remove what was built; keep the kernel's git tree
   distclean                remove build/ and dist/
 
 With --arch arm64, kernel, userspace, run, shell and test cross-compile and boot an emulated machine (docs/testing.md).
@@ -71,7 +71,7 @@ Builds what is missing and shows, in a virtual machine, downloads that survive t
 	bench) echo "usage: ./build.sh bench [NAME...] [--json FILE]
 Re-measures the tables in bench/; prints ours beside the goals." ;;
 	clean) echo "usage: ./build.sh clean
-Removes what was built under build/, but neither the kernel's git tree nor the compiler's cache." ;;
+Removes what was built under build/, but not the kernel's git tree." ;;
 	distclean) echo "usage: ./build.sh distclean
 Removes build/ and dist/." ;;
 	*) return 1 ;;
@@ -98,16 +98,20 @@ kernel_inputs() {
 	) | sha256sum | cut -d ' ' -f 1
 }
 
-# kernel NAME PROFILE
-kernel() {
-	[[ $2 != server* && $2 != full* ]] || setup packages
-	local stamp=$BUILD/kernel/$1-$2/perdure-inputs inputs
+# make_kernel NAME PROFILE [OPTION...]
+make_kernel() {
+	local inputs
 	inputs=$(kernel_inputs)
-	[[ $(cat "$stamp" 2>/dev/null) != "$inputs" ]] || return 0
+	[[ $2 != server* && $2 != full* ]] || setup packages
 	patched --keep
-	"$TOP/scripts/kernel.sh" --kernel "$1" --profile "$2"
+	"$TOP/scripts/kernel.sh" --kernel "$1" --profile "$2" "${@:3}"
 	# Absent after a build of local work
-	[[ ! -f $BUILD/kernel/$1-$2/perdure-state ]] || echo "$inputs" >"$stamp"
+	[[ ! -f $BUILD/kernel/$1-$2/perdure-state ]] || echo "$inputs" >"$BUILD/kernel/$1-$2/perdure-inputs"
+}
+
+# kernel NAME PROFILE: if it has not been made of the same
+kernel() {
+	[[ $(cat "$BUILD/kernel/$1-$2/perdure-inputs" 2>/dev/null) == "$(kernel_inputs)" ]] || make_kernel "$1" "$2"
 }
 
 # Sets name and profile from the options that run, shell and kernel share; given an image, there is nothing to build
@@ -143,9 +147,7 @@ refresh) "$TOP/scripts/refresh.sh" "$@" ;;
 userspace) userspace ;;
 kernel)
 	kernel_options "$@"
-	[[ $profile != server* && $profile != full* ]] || setup packages
-	patched --keep
-	"$TOP/scripts/kernel.sh" "$@"
+	make_kernel "$name" "$profile" "$@"
 	say "kernel: build/kernel/$name-$profile/vmlinux is up to date"
 	;;
 run | shell)
@@ -159,14 +161,13 @@ test)
 	for extra in fuzz kselftest zdtm; do
 		[[ " $*" != *" $extra"* ]] || setup "$extra"
 	done
-	# The suites say which kernels they need
+	# The suites say what they need; kernels they have built
 	plan=$(python3 "$TOP/vm-tests/run" test --plan "$@")
 	for line in $plan; do
 		case $line in
-		show) exec python3 "$TOP/vm-tests/run" test "$@" ;;
+		show) ;;
 		userspace) userspace ;;
 		patch) patched --keep ;;
-		*) kernel "${line%-*}" "${line#*-}" ;;
 		esac
 	done
 	exec python3 "$TOP/vm-tests/run" test "$@"

@@ -29,7 +29,7 @@ unpack() {
 	rm -rf "$LINUX.new"
 	mkdir -p "$LINUX.new"
 	echo "unpacking $tarball"
-	tar -C "$LINUX.new" --strip-components=1 -xf "$tarball"
+	XZ_DEFAULTS=-T0 tar -C "$LINUX.new" --strip-components=1 -xf "$tarball"
 	cd "$LINUX.new"
 	# Debian's last lines ignore whatever is new
 	sed -i '\#^/\*$#d' .gitignore

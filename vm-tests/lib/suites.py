@@ -4,6 +4,7 @@
 import argparse
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -15,6 +16,7 @@ import ktap
 import splats
 import vm
 
+BUILD = vm.TOP / "build.sh"
 CASES = vm.TOP / "vm-tests" / "cases"
 RUNNER = vm.TOP / "vm-tests" / "lib" / "cases.py"
 PROFILES = ("vm", "off", "debug", "kcsan")
@@ -59,6 +61,11 @@ class Run:
         return HOST if self.suite.where == HOST else f"{self.suite.kernel}-{self.profile}"
 
     @property
+    def kernels(self) -> list[str]:
+        """What has to be built for it."""
+        return self.suite.needs if self.suite.where == HOST else [self.place]
+
+    @property
     def log(self) -> Path:
         return vm.LOG / "test" / f"{self.suite.name}-{self.place}"
 
@@ -98,10 +105,38 @@ def choose(suites: dict[str, Suite], names: list[str], profile: str | None) -> l
 
 
 def plan(runs: list[Run]) -> list[str]:
-    """What has to be built, for build.sh."""
-    kernels = dict.fromkeys(place for run in runs
-                            for place in (run.suite.needs if run.suite.where == HOST else [run.place]))
-    return ["userspace", *(["patch"] if any(r.suite.where == HOST for r in runs) else []), *kernels]
+    """What has to be built before the kernels, for build.sh."""
+    return ["userspace", *(["patch"] if any(r.suite.where == HOST for r in runs) else [])]
+
+
+class Kernels:
+    """Has the first built, then the others one by one, at low priority, while the suites of those before run."""
+
+    def __init__(self, places: list[str]) -> None:
+        self.coming = places
+        self.builds = None
+        self.wait(places[:1])
+        if self.coming:
+            log = vm.LOG / "test" / "kernels.log"
+            log.parent.mkdir(parents=True, exist_ok=True)
+            # A process group, to end it whole; in a session of its own nice would mean nothing to the tests
+            self.builds = subprocess.Popen(
+                ["nice", "sh", "-c", 'for k; do "$0" kernel --kernel "${k%-*}" --profile "${k#*-}" || exit; done', BUILD, *self.coming],
+                stdin=subprocess.DEVNULL, stdout=log.open("w"), stderr=subprocess.STDOUT, process_group=0)
+
+    def wait(self, places: list[str]) -> None:
+        """Or build them here, and see why if that failed."""
+        for place in places:
+            if place in self.coming:
+                kernel, profile = place.split("-")
+                if subprocess.run([BUILD, "kernel", "--kernel", kernel, "--profile", profile], stdin=subprocess.DEVNULL).returncode:
+                    raise vm.Error(f"there is no kernel {place}, for the reason above")
+                self.coming.remove(place)
+
+    def close(self) -> None:
+        if self.builds and self.builds.poll() is None:
+            os.killpg(self.builds.pid, signal.SIGTERM)
+            self.builds.wait()
 
 
 class Report:
@@ -281,17 +316,23 @@ def main(argv: list[str]) -> int:
         print("\n".join(show(suites)))
         return 0
     if args.plan:
-        print("\n".join(item for item in plan(runs) if not args.vmlinux or "-" not in item))
+        print("\n".join(plan(runs)))
         return 0
 
     start = time.monotonic()
     total = ktap.Verdict()
-    for run in runs:
-        print(f"{run.label}: {run.suite.doc}", flush=True)
-        verdict = execute(run, args)
-        total.passed += verdict.passed
-        total.skipped += verdict.skipped
-        total.failed += verdict.failed
+    # In the order in which they are needed
+    kernels = Kernels([] if args.vmlinux else list(dict.fromkeys(place for run in runs for place in run.kernels)))
+    try:
+        for run in runs:
+            kernels.wait(run.kernels)
+            print(f"{run.label}: {run.suite.doc}", flush=True)
+            verdict = execute(run, args)
+            total.passed += verdict.passed
+            total.skipped += verdict.skipped
+            total.failed += verdict.failed
+    finally:
+        kernels.close()
     if not runs:
         total.failed.append("nothing ran: no suite has this profile")
     if total.failed:

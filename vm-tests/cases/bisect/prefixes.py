@@ -3,7 +3,6 @@
 """Every prefix of the series, from none to all: builds as a whole, with our options on, and boots."""
 
 import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -21,7 +20,7 @@ def build(log: Path) -> bool:
     fragment = OBJECTS / "wanted.config"
     fragment.write_text("".join((TOP / "configs" / name).read_text() for name in ("vm.config", "features.config")))
     make = ["make", "-s", f"-j{os.cpu_count()}", f"O={OBJECTS}"]
-    if shutil.which("ccache"):
+    if "CCACHE_DIR" in os.environ:
         make.append("CC=ccache gcc")
     with open(log, "w") as out:
         return all(subprocess.run([*make, *goal], cwd=TREE, stdin=subprocess.DEVNULL, stdout=out, stderr=out).returncode == 0

@@ -14,6 +14,7 @@ SOURCE = BUILD / "linux"            # made by ./build.sh patch; its tag "base" i
 WORK = BUILD / "test" / "hygiene"
 TREE = WORK / "linux"               # ours to check out as we like
 OBJECTS = BUILD / "kernel" / "prefix"
+FRAGMENTS = ("vm.config", "features.config")
 
 # Files of the kernel that are ours alone, when they are there.
 OWN = ("kernel/zlr", "net/ipv4/tcp_hold.c", "include/linux/zlr.h", "include/uapi/linux/zlr.h",
@@ -65,9 +66,9 @@ def make(*args: str, ok: tuple[int, ...] = (0,)) -> str:
     return output("make", "-s", f"-j{os.cpu_count()}", f"O={OBJECTS}", *args, cwd=TREE, ok=ok)
 
 
-def configure() -> None:
+def configure(*fragments: str) -> None:
     OBJECTS.mkdir(parents=True, exist_ok=True)
-    wanted = "".join((TOP / "configs" / name).read_text() for name in ("vm.config", "features.config"))
+    wanted = "".join((TOP / "configs" / name).read_text() for name in fragments or FRAGMENTS)
     fragment = OBJECTS / "wanted.config"
     if not fragment.exists() or fragment.read_text() != wanted or not (OBJECTS / ".config").exists():
         fragment.write_text(wanted)
@@ -78,7 +79,7 @@ def configure() -> None:
 def fingerprint(patches: list[Path]) -> str:
     """Of everything that decides whether a prefix compiles."""
     digest = hashlib.sha256(base().encode())
-    for part in (*patches, TOP / "configs/vm.config", TOP / "configs/features.config", Path(__file__),
+    for part in (*patches, *(TOP / "configs" / name for name in FRAGMENTS), Path(__file__),
                  Path(__file__).parent / "series.py"):
         digest.update(part.read_bytes())
     digest.update(output("gcc", "--version").encode())

@@ -81,23 +81,28 @@ def checkpatch() -> Iterator[str]:
     yield from (f"checkpatch.allow: {file} {kind} is not needed" for file, kind in sorted(excused - used))
 
 
-def targets(patch: Path) -> tuple[list[str], list[str]]:
-    """Objects to compile after a patch: of the kernel's files that it touches, and all of our own."""
-    shared: list[str] = []
+def own() -> list[str]:
+    """Objects of the files that are ours, as far as the series has got."""
+    return [name + "/" if (TREE / name).is_dir() else name[:-2] + ".o" for name in OWN
+            if name.startswith(("kernel/", "net/", "mm/", "fs/")) and (TREE / name).exists() and not name.endswith(".h")]
+
+
+def touched(patch: Path) -> list[str]:
+    """Objects of the kernel's files that a patch touches."""
+    objects: set[str] = set()
     for name in files_of(patch):
         if name.endswith(".tbl"):
-            shared += ["arch/x86/entry/syscall_64.o", "kernel/sys_ni.o"]
+            objects |= {"arch/x86/entry/syscall_64.o", "kernel/sys_ni.o"}
         elif name.endswith(".c") and not name.startswith(("tools/", "Documentation/", "samples/", *OWN)):
-            shared.append(name[:-2] + ".o")
-    own = [name + "/" if (TREE / name).is_dir() else name[:-2] + ".o" for name in OWN
-           if name.startswith(("kernel/", "net/", "mm/", "fs/")) and (TREE / name).exists()]
-    return sorted(set(shared)), own
+            objects.add(name[:-2] + ".o")
+    return sorted(objects)
 
 
 def prefixes() -> Iterator[str]:
-    """Every prefix of the series applies, and the objects it touches compile; ours without a W=1 warning."""
+    """Every prefix of the series applies, and the objects it touches compile, and all of ours."""
     passed = WORK / "passed"
     done = set(passed.read_text().split()) if passed.exists() else set()
+    configured = False
     patches = series()
     checkout_base()
     for number, patch in enumerate(patches, 1):
@@ -109,14 +114,14 @@ def prefixes() -> Iterator[str]:
         stamp = fingerprint(patches[:number])
         if stamp in done or all(f.startswith(("tools/", "Documentation/")) or f == "MAINTAINERS" for f in files_of(patch)):
             continue
-        shared, own = targets(patch)
+        objects = touched(patch) + own()
         try:
-            configure()
-            make("prepare")
-            if shared:
-                make("KCFLAGS=-Werror", *shared)
-            if own:
-                make("KCFLAGS=-Werror", "W=1", *own)
+            # Options that are new
+            if not configured or any(Path(f).name.startswith("Kconfig") for f in files_of(patch)):
+                configure()
+                configured = True
+            if objects:
+                make("KCFLAGS=-Werror", *objects)
         except RuntimeError as error:
             yield f"with the patches up to {patch.name}: {error}"
             continue
@@ -127,8 +132,7 @@ def prefixes() -> Iterator[str]:
 def sparse() -> Iterator[str]:
     """On the whole series; prefixes() has left its tree on it."""
     configure()
-    _, own = targets(series()[-1])
-    objects = [target for target in own if target.endswith(".o")] + [
+    objects = [target for target in own() if target.endswith(".o")] + [
         str(source.relative_to(TREE))[:-2] + ".o" for source in sorted((TREE / "kernel/zlr").glob("*.c"))
         if not source.stem.endswith("_kunit")]      # those are included by the others
     if not objects:
@@ -139,8 +143,17 @@ def sparse() -> Iterator[str]:
         found = re.match(r"([^:]+):.*context imbalance", line)
         if found and "guard(" in (TREE / found[1]).read_text():
             continue
-        if line.startswith(tuple(f"../{name}" for name in OWN)) or re.search(r"(kernel/zlr|tcp_hold|zlr\.h).*(warning|error):", line):
+        if re.match(rf"(?:\S*/)?(?:{'|'.join(OWN)})\S*:\d+:\d+: (?:warning|error):", line):
             yield line
+
+
+def off() -> Iterator[str]:
+    """The files that the series touches compile with its options off."""
+    configure("vm.config", "off.config")
+    try:
+        make("KCFLAGS=-Werror", *sorted({name for patch in series() for name in touched(patch)}))
+    except RuntimeError as error:
+        yield str(error)
 
 
 def kernel_doc() -> Iterator[str]:
@@ -155,4 +168,4 @@ def kernel_doc() -> Iterator[str]:
 
 
 if __name__ == "__main__":
-    main(form, fixed_point, prefixes, checkpatch, sparse, kernel_doc)
+    main(form, fixed_point, prefixes, checkpatch, sparse, kernel_doc, off)

@@ -84,7 +84,7 @@ class System:
         boot = self.root / "boot"
         return next(p for p in (boot / f"initrd.img-{release}", boot / f"initramfs-{release}.img") if p.exists())
 
-    def boot(self, release: str) -> list[str]:
+    def boot(self, release: str, kernel: Path | None = None, initramfs: Path | None = None) -> list[str]:
         """Boots an image of it with an installed kernel and its installed initramfs; what the guest said."""
         image, console = self.root.with_suffix(".img"), WORK / f"console-{sys.argv[1]}-{release}.log"
         image.unlink(missing_ok=True)
@@ -92,7 +92,7 @@ class System:
         # QEMU 7.2 leaves wrong flags behind cmpxchg16b: a kernel that allocates memory by it dies when an interrupt finds them
         run("setpriv", "--pdeathsig", "KILL", "timeout", "900", "qemu-system-x86_64", "-nodefaults", "-no-reboot", "-display",
             "none", "-machine", "q35", "-accel", "tcg,thread=multi", "-cpu", "Nehalem,-cx16", "-smp", "2", "-m", "1500M",
-            "-kernel", self.root / "boot" / f"vmlinuz-{release}", "-initrd", self.initramfs(release),
+            "-kernel", kernel or self.root / "boot" / f"vmlinuz-{release}", "-initrd", initramfs or self.initramfs(release),
             "-append", "root=/dev/vda rw console=ttyS0 panic=-1 no_timer_check systemd.show_status=0",
             "-drive", f"file={image},if=virtio,format=raw,cache=unsafe", "-serial", f"file:{console}")
         said = re.findall(r"PERDURE: (.*?)\r?$", console.read_text(errors="replace"), re.M)
@@ -216,13 +216,47 @@ def gone(where: System) -> None:
     equal(where.boot(stock[0]), [f"kernel {stock[0]}", "done"])
 
 
+def rpm_entry() -> None:
+    """Where the boot loader reads entries, kernel-install adds one; what it names boots; erased, it goes."""
+    settings = {"entry-token": "here", "install.conf": "layout=bls\nBOOT_ROOT=/boot\n", "cmdline": "root=/dev/vda rw"}
+    for name, text in settings.items():
+        (system.root / "etc/kernel" / name).write_text(text)
+    system.inside("rpm", "-i", "--nodeps", *system.copy("N", "kernel-perdure-6*.rpm"))
+    boot = system.root / "boot"
+    entry, = (boot / "loader/entries").glob("here-*.conf")
+    fields = dict(line.split(None, 1) for line in entry.read_text().splitlines() if line and not line.startswith("#"))
+    equal(fields["options"].strip(), settings["cmdline"])
+    equal(system.ours(), [])        # nothing beside the entry's own
+    kernel, initramfs = (system.root / fields[name].strip().lstrip("/") for name in ("linux", "initrd"))
+    release = fields["version"].strip()
+    equal(system.boot(release, kernel, initramfs), [f"kernel {release}", "done"])
+    system.inside("rpm", "-e", "kernel-perdure")
+    equal([str(p) for p in (entry, kernel, initramfs) if p.exists()], [])
+    for name in settings:
+        (system.root / "etc/kernel" / name).unlink()
+    shutil.rmtree(boot / "loader")
+    shutil.rmtree(boot / "here", ignore_errors=True)
+
+
+def grubby() -> list[str]:
+    """What grubby, which Debian does not have, was asked to do."""
+    log = system.root / "grubby.log"
+    return log.read_text().splitlines() if log.exists() else []
+
+
 def rpm_install() -> None:
-    """rpm -i makes an initramfs with dracut, and a download outlives the server's fault."""
+    """rpm -i makes an initramfs with dracut, tells grubby, and a download outlives the server's fault."""
+    script = system.root / "usr/bin/grubby"
+    script.write_text('#!/bin/sh\necho "$*" >>/grubby.log\n')
+    script.chmod(0o755)
     # Debian's rpm does not know what dpkg has installed
     system.inside("rpm", "-i", "--nodeps", *system.copy("N", "kernel-perdure-6*.rpm", "perdure-0*.rpm"))
     # Where that distribution has its libraries, Debian does not look
     (system.root / "etc/ld.so.conf.d/lib64.conf").write_text("/usr/lib64\n")
     system.inside("ldconfig")
+    release, = system.ours()
+    equal(grubby(), [f"--add-kernel=/boot/vmlinuz-{release} --initrd=/boot/initramfs-{release}.img --copy-default "
+                     f"--title=Perdure ({release})"])
     install()
 
 
@@ -245,8 +279,10 @@ def rpm_missing() -> None:
 
 
 def rpm_remove() -> None:
-    """Erased, nothing of ours is left, and the distribution's kernel boots."""
+    """Erased, nothing of ours is left, grubby knows, and the distribution's kernel boots."""
+    ours = system.ours()
     system.inside("rpm", "-e", "--allmatches", "--nodeps", *system.inside("rpm", "-qa").split())
+    equal(sorted(grubby()[2:]), [f"--remove-kernel=/boot/vmlinuz-{release}" for release in ours])
     gone(system)
 
 
@@ -259,6 +295,6 @@ if __name__ == "__main__":
     system = System("trixie" if part == "rpm" else part)
     deb = [refuse, interrupt, install, plain, upgrade, remove]
     try:
-        main(*([rpm_missing, rpm_install, rpm_upgrade, rpm_remove] if part == "rpm" else deb))
+        main(*([rpm_missing, rpm_entry, rpm_install, rpm_upgrade, rpm_remove] if part == "rpm" else deb))
     finally:
         system.close()
