@@ -17,6 +17,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/prctl.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
@@ -52,7 +53,7 @@ static void usage(FILE *to)
 	      "  -q, --quarantine       once more, when the same connection is the suspect again\n"
 	      "  -e, --on-exit          an exit status other than 0 is a fault, too\n"
 	      "  -c, --core             leave a core dump at each restart\n"
-	      "  -H, --heartbeat MS     for a program that calls perdure_heartbeat(3) at least so often\n"
+	      "  -H, --heartbeat MS     for a program that calls perdure_heartbeat(2) at least so often\n"
 	      "  -l, --listen [HOST:]PORT\n"
 	      "                         a listening socket, handed over as systemd does (LISTEN_FDS); repeat for more\n"
 	      "  -f, --fresh            a new generation gets the files that the program was started with, not those that\n"
@@ -154,6 +155,7 @@ static char *find(const char *name)
 	const char *list = getenv("PATH"), *end;
 	char *path = NULL, *cwd;
 	int error = ENOENT;
+	struct stat st;
 
 	if (strchr(name, '/')) {
 		if (*name == '/')
@@ -169,7 +171,7 @@ static char *find(const char *name)
 		cwd = *list == '/' ? NULL : getcwd(NULL, 0);
 		if (asprintf(&path, "%s%s%.*s/%s", cwd ? cwd : "", cwd ? "/" : "", (int)(end - list), list, name) < 0)
 			err(FAILED, "PATH");
-		if (!access(path, X_OK))
+		if (!stat(path, &st) && S_ISREG(st.st_mode) && !access(path, X_OK))
 			return path;
 		if (errno != ENOENT && errno != ENOTDIR)
 			error = errno;
@@ -180,17 +182,17 @@ static char *find(const char *name)
 }
 
 /* The kernel drops our registration when the program gains privileges by its execution: say so before. */
-static void refuse_privileged(const char *path)
+static bool is_privileged(const char *path)
 {
 	struct stat st;
 
+	if (prctl(PR_GET_NO_NEW_PRIVS, 0, 0, 0, 0) > 0)
+		return false;
 	if (stat(path, &st))
 		err(errno == ENOENT ? NOT_FOUND : NOT_EXECUTABLE, "%s", path);
-	if (((st.st_mode & S_ISUID) && st.st_uid != getuid()) ||
-	    ((st.st_mode & (S_ISGID | S_IXGRP)) == (S_ISGID | S_IXGRP) && st.st_gid != getgid()) ||
-	    (getuid() && getxattr(path, "security.capability", NULL, 0) >= 0))
-		errx(NOT_EXECUTABLE, "%s gets privileges when it is executed, and may not be registered by one who has not: "
-		     "run it as the user whom it becomes, or have it register itself", path);
+	return ((st.st_mode & S_ISUID) && st.st_uid != getuid()) ||
+	       ((st.st_mode & (S_ISGID | S_IXGRP)) == (S_ISGID | S_IXGRP) && st.st_gid != getgid()) ||
+	       (getuid() && getxattr(path, "security.capability", NULL, 0) >= 0);
 }
 
 /* ---- files ---- */
@@ -306,7 +308,7 @@ static void enroll(const char *path, char **argv)
 			unable("it is switched off: sysctl kernel.restart.enabled=1");
 			return;
 		case EPERM:
-			unable("a seccomp filter forbids our system calls: allow 500 to 511");
+			unable("a seccomp filter forbids our system calls (allow 500 to 511), or execve");
 			return;
 		case EINVAL:
 			unable("this kernel cannot register what is executed next: it is older than this program");
@@ -351,14 +353,20 @@ int run(int argc, char **argv)
 {
 	int first = options(argc, argv);
 	char **program = argv + first, *path, self[PATH_MAX];
+	bool privileged;
 	ssize_t n;
 
 	if (opt.again)
 		close_others(opt.again);
 	path = find(*program);
-	refuse_privileged(path);
+	privileged = is_privileged(path);
+	if (privileged && !opt.try)
+		errx(NOT_EXECUTABLE, "%s gets privileges when it is executed, and may not be registered by one who has not: "
+		     "run it as the user whom it becomes, or have it register itself", path);
 	listen_all();
-	if (!opt.fresh) {
+	if (privileged) {
+		unable("the program gets privileges when it is executed");
+	} else if (!opt.fresh) {
 		enroll(path, program);
 	} else if (!opt.again) {
 		n = readlink("/proc/self/exe", self, sizeof(self) - 1);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 /* reregist() and getreginfo(): every argument, flag, size and error. */
-#include "../lib/t.h"
+#include "../lib/seccomp.h"
 
 #include <pthread.h>
 #include <sys/mount.h>
@@ -292,6 +292,40 @@ TV(path_permissions)
 	SAME_ERR(x_reregist(file, args, NULL, 0), EACCES);
 	SAME_ERR(x_reregist(below, args, NULL, 0), EACCES);
 	T_EQ(x_reregist("/bin/true", args, NULL, 0), 0);
+}
+
+/* Who may not execute anything may not have it done by a fault either. */
+TV(confined)
+{
+	static const unsigned int answers[] = {
+		SECCOMP_RET_ERRNO | EACCES, SECCOMP_RET_TRAP, SECCOMP_RET_KILL_THREAD, SECCOMP_RET_KILL_PROCESS,
+		SECCOMP_RET_TRACE, SECCOMP_RET_USER_NOTIF,
+	};
+
+	for (size_t i = 0; i < ARRAY_LEN(answers); i++) {
+		T_CHILD {
+			answer_call(NATIVE, SYS_execve, answers[i]);
+			SAME_ERR(x_reregist(t_self, args, NULL, 0), EPERM);
+		}
+		/* What was registered before may be registered again, and nothing else. */
+		T_CHILD {
+			T_EQ(x_reregist(t_self, args, NULL, 1), 0);
+			answer_call(NATIVE, SYS_execve, answers[i]);
+			T_EQ(x_reregist(t_self, args, NULL, 2), 0);
+			SAME_ERR(x_reregist("/bin/sh", args, NULL, 3), EPERM);
+			T_EQ(x_unregister(), 0);
+			SAME_ERR(x_reregist(t_self, args, NULL, 4), EPERM);
+		}
+	}
+	T_CHILD {
+		answer_call(NATIVE, SYS_execve, SECCOMP_RET_LOG);
+		answer_call(NATIVE, SYS_execveat, SECCOMP_RET_ERRNO | EACCES);
+		T_EQ(x_reregist(t_self, args, NULL, 5), 0);
+		/* Of several filters, the one that forbids decides, whichever comes first. */
+		answer_call(NATIVE, SYS_execve, SECCOMP_RET_ERRNO);
+		answer_call(NATIVE, SYS_execve, SECCOMP_RET_ALLOW);
+		SAME_ERR(x_reregist("/bin/sh", args, NULL, 6), EPERM);
+	}
 }
 
 TV(info_pointers)

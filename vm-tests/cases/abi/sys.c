@@ -268,6 +268,26 @@ T(compat_registration)
 	T_ERR(int80(NR_reregist, 0, 0, 0, 0, REREGIST_CLEAR), ENOENT);
 }
 
+/* Of the filters, those for 32-bit calls count. */
+T(compat_confined)
+{
+	uint32_t *list;
+
+	need_ia32();
+	strcpy(low, t_self);
+	list = (uint32_t *)(low + t_page());
+	list[0] = P32(low);
+	list[1] = 0;
+	T_CHILD {
+		answer_call(NATIVE, SYS_execve, SECCOMP_RET_ERRNO | EACCES);
+		T_EQ(int80(NR_reregist, P32(low), P32(list), 0, 0, 0), 0);
+	}
+	T_CHILD {
+		answer_call(AUDIT_ARCH_I386, 11, SECCOMP_RET_ERRNO | EACCES);
+		T_ERR(int80(NR_reregist, P32(low), P32(list), 0, 0, 0), EPERM);
+	}
+}
+
 T(compat_restart)
 {
 	uint32_t *list;

@@ -2,11 +2,10 @@
 /* The table of perdure_restart(7): one test for each row, of the name that the row's comment has. */
 #include "../restart/gen.h"
 #include "../lib/cgroup.h"
+#include "../lib/seccomp.h"
 
 #include <linux/capability.h>
-#include <linux/filter.h>
 #include <linux/io_uring.h>
-#include <linux/seccomp.h>
 #include <netinet/in.h>
 #include <stddef.h>
 #include <sys/epoll.h>
@@ -776,23 +775,9 @@ T(program_outside_of_the_root)
 
 /* ---- what a process may do ---- */
 
-static void deny(int nr, int err)
-{
-	struct sock_filter code[] = {
-		BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr)),
-		BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, nr, 0, 1),
-		BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | err),
-		BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
-	};
-	struct sock_fprog prog = { ARRAY_LEN(code), code };
-
-	T_OK(prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0));
-	T_OK(prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &prog));
-}
-
 ROW(seccomp_filter)
 {
-	deny(SYS_getpriority, ENOTTY);
+	answer_call(NATIVE, SYS_getpriority, SECCOMP_RET_ERRNO | ENOTTY);
 }
 
 THEN(seccomp_filter)
@@ -803,12 +788,16 @@ THEN(seccomp_filter)
 
 ROW(filtered_execve)
 {
-	deny(SYS_execve, ENOTTY);
+	answer_call(NATIVE, SYS_execve, SECCOMP_RET_ERRNO | ENOTTY);
 }
 
 THEN(filtered_execve)
 {
+	char *args[] = { "prog", NULL };
+
 	T_ERR(execl(t_self, "prog", "@never", NULL), ENOTTY);
+	T_ERR(reregist("/bin/sh", args, NULL, 0), EPERM);
+	T_OK(reregist(t_self, args, NULL, 0));
 }
 
 T(seccomp_verdict)
@@ -816,17 +805,8 @@ T(seccomp_verdict)
 	pid_t pid = t_fork();
 
 	if (!pid) {
-		struct sock_filter code[] = {
-			BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr)),
-			BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_getpriority, 0, 1),
-			BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_KILL_PROCESS),
-			BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
-		};
-		struct sock_fprog prog = { ARRAY_LEN(code), code };
-
 		t_register("never", NULL);
-		T_OK(prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0));
-		T_OK(prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &prog));
+		answer_call(NATIVE, SYS_getpriority, SECCOMP_RET_KILL_PROCESS);
 		syscall(SYS_getpriority, 0, 0);
 		_exit(9);
 	}

@@ -1,10 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 /* What starts a restart, and what does not: every fault, from every source, in every kind of thread. */
 #include "gen.h"
+#include "../lib/seccomp.h"
 
-#include <linux/filter.h>
 #include <linux/futex.h>
-#include <linux/seccomp.h>
 #include <pthread.h>
 #include <stddef.h>
 #include <sys/epoll.h>
@@ -110,17 +109,8 @@ static void trap(void)
 
 static void seccomp_trap(void)
 {
-	struct sock_filter code[] = {
-		BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr)),
-		BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_acct, 0, 1),
-		BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_TRAP),
-		BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
-	};
-	struct sock_fprog prog = { ARRAY_LEN(code), code };
-
 	t_word[W_ADDR] = ANY_ADDR;
-	T_OK(prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0));
-	T_OK(prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &prog));
+	answer_call(NATIVE, SYS_acct, SECCOMP_RET_TRAP);
 	syscall(SYS_acct, NULL);
 }
 
@@ -842,17 +832,8 @@ T(seccomp_kills)
 		pid_t pid = t_fork();
 
 		if (!pid) {
-			struct sock_filter code[] = {
-				BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr)),
-				BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_acct, 0, 1),
-				BPF_STMT(BPF_RET | BPF_K, verdicts[i]),
-				BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
-			};
-			struct sock_fprog prog = { ARRAY_LEN(code), code };
-
 			t_register("must_not_run", NULL);
-			T_OK(prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0));
-			T_OK(prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &prog));
+			answer_call(NATIVE, SYS_acct, verdicts[i]);
 			syscall(SYS_acct, NULL);
 			_exit(9);
 		}
