@@ -79,7 +79,7 @@ Removes build/ and dist/." ;;
 }
 
 setup() {
-	"$TOP/scripts/setup.sh" "$@"
+	"$TOP/scripts/setup.sh" "$@" || return
 	[[ $PERDURE_ARCH == x86_64 ]] || "$TOP/scripts/setup.sh" "$PERDURE_ARCH"
 }
 fetch() { setup && "$TOP/scripts/fetch.sh"; }

@@ -50,7 +50,8 @@ kernel() {
 what=all profile=server dbg=no
 while [[ $# -gt 0 ]]; do
 	case $1 in
-	--profile) profile=${2:-}; shift ;;
+	--profile) profile=${2:-}; shift $(($# > 1)) ;;
+	--profile=*) profile=${1#*=} ;;
 	--dbg) dbg=yes ;;
 	userspace | kernel | checksums) what=$1 ;;
 	*) die "usage: ./build.sh deb [--profile server|server-debug|full|full-debug] [--dbg] [userspace|kernel]" ;;

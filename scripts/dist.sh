@@ -10,6 +10,7 @@ MAINTAINER_EMAIL=maintainers@perdure.example
 # The day of the commit: two builds of one commit are the same
 SOURCE_DATE_EPOCH=$(git -C "$TOP" log -1 --format=%ct 2>/dev/null || echo 1735689600)
 export SOURCE_DATE_EPOCH
+git -C "$TOP" rev-parse -q --verify HEAD >/dev/null || die "packages are built from a git clone, which this is not"
 
 # export_source DIR: what the userspace packages are built from, without what is not committed to git or ignored by it
 export_source() {

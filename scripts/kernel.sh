@@ -13,8 +13,10 @@ kernel=perdure
 goal=build
 while [[ $# -gt 0 ]]; do
 	case $1 in
-	--profile) profile=${2:-}; shift 2 ;;
-	--kernel) kernel=${2:-}; shift 2 ;;
+	--profile) profile=${2:-}; shift $(($# > 1 ? 2 : 1)) ;;
+	--profile=*) profile=${1#*=}; shift ;;
+	--kernel) kernel=${2:-}; shift $(($# > 1 ? 2 : 1)) ;;
+	--kernel=*) kernel=${1#*=}; shift ;;
 	--configure) goal=configure place=${2:-}; shift 2 ;;
 	--make) goal='make'; shift; args=("$@"); break ;;
 	*) die "usage: ./build.sh kernel [--profile P] [--kernel perdure|stock]" ;;
@@ -79,7 +81,7 @@ fi
 fragments=("${fragments[@]/#/$TOP/configs/}")
 fragments=("${fragments[@]/%/.config}")
 state=$(git -C "$source" rev-parse 'HEAD^{tree}'; echo "$localversion"; "$PERDURE_CC" --version | head -n 1; cat "${fragments[@]}" "$0" | sha256sum)
-dirty=$(git -C "$source" status --porcelain | head -n 1)
+dirty=$({ git -C "$source" status --porcelain || true; } | head -n 1)
 if [[ $goal == build && -z $dirty && -f $out/vmlinux && $(cat "$out/perdure-state" 2>/dev/null) == "$state" ]]; then
 	exit 0
 fi

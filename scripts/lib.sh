@@ -16,6 +16,8 @@ export LC_ALL=C.UTF-8
 umask 022
 export TZ=UTC
 export GIT_CONFIG_GLOBAL=/dev/null GIT_CONFIG_SYSTEM=/dev/null
+# Nor must who owns this directory, as in a container that mounts it
+export GIT_CONFIG_COUNT=1 GIT_CONFIG_KEY_0=safe.directory GIT_CONFIG_VALUE_0='*'
 unset MAKEFLAGS MFLAGS KBUILD_OUTPUT ARCH CROSS_COMPILE CC CFLAGS CXXFLAGS CPPFLAGS LDFLAGS
 
 say() {

@@ -10,7 +10,8 @@ set -euo pipefail
 what=all profile=server
 while [[ $# -gt 0 ]]; do
 	case $1 in
-	--profile) profile=${2:-}; shift ;;
+	--profile) profile=${2:-}; shift $(($# > 1)) ;;
+	--profile=*) profile=${1#*=} ;;
 	userspace | kernel) what=$1 ;;
 	*) die "usage: ./build.sh rpm [--profile server|server-debug|full|full-debug] [userspace|kernel]" ;;
 	esac

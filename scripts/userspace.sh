@@ -10,7 +10,8 @@ lock userspace
 out=$BUILD/userspace
 cd "$TOP"
 # Parts are taken in when their meson.build is there, which ninja cannot notice by itself
-parts=$(git ls-files -co --exclude-standard '*meson.build' meson_options.txt 2>/dev/null | sort)
+parts=$({ git ls-files -co --exclude-standard '*meson.build' meson_options.txt 2>/dev/null ||
+	find . -path ./build -prune -o -name 'meson*' -printf '%P\n'; } | sort)
 if [[ ! -f $out/build.ninja || $(cat "$out/perdure-parts" 2>/dev/null) != "$parts" ]]; then
 	again=() cross=()
 	[[ $PERDURE_ARCH == x86_64 ]] || cross=(--cross-file "$TOP/scripts/$PERDURE_ARCH.meson")

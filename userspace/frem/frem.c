@@ -81,17 +81,23 @@ void print_string(const char *key, const char *value)
 }
 
 /* The part in Python: beside us before it is installed */
-void exec_part(char *const argv[])
+const char *part(const char *name)
 {
-	char here[PATH_MAX], part[PATH_MAX + 32];
+	static char path[PATH_MAX + 32];
+	char here[PATH_MAX];
 	ssize_t n = readlink("/proc/self/exe", here, sizeof(here) - 1);
 
 	here[n > 0 ? n : 0] = '\0';
-	snprintf(part, sizeof(part), "%s/frem-checkpoint", dirname(here));
-	if (access(part, X_OK))
-		snprintf(part, sizeof(part), "%s", FREM_PRIVATE "/frem-checkpoint");
-	execv(part, argv);
-	die("%s: %m", part);
+	snprintf(path, sizeof(path), "%s/%s", dirname(here), name);
+	if (access(path, X_OK))
+		snprintf(path, sizeof(path), "%s/%s", FREM_PRIVATE, name);
+	return path;
+}
+
+void exec_part(char *const argv[])
+{
+	execv(part("frem-checkpoint"), argv);
+	die("%s: %m", part("frem-checkpoint"));
 }
 
 static int verify(const char *dir, bool json)

@@ -66,6 +66,8 @@ void say(const char *format, ...) __attribute__((format(printf, 1, 2)));
 void die(const char *format, ...) __attribute__((format(printf, 1, 2), noreturn));
 void *grow(void *array, size_t nr, size_t size);
 void print_string(const char *key, const char *value);
+/* Of the programs that lie beside this one, or are installed for it; valid until the next call */
+const char *part(const char *name);
 void exec_part(char *const argv[]) __attribute__((noreturn));
 
 #endif

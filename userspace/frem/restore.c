@@ -48,6 +48,7 @@ static struct daemon {
 	int go;				/* another: it may go on */
 	int listener, connection, event;
 	pid_t criu;			/* 0: not running */
+	pid_t root;			/* the restored process, as we see it; 0: not known yet */
 	char refused[256];		/* why nothing runs, and CRIU may do it alone */
 	char broken[256];		/* nobody can */
 	atomic_bool resumed;
@@ -105,10 +106,27 @@ static void release(void)
 	atomic_store(&run.resumed, true);
 }
 
+static bool has_namespace(pid_t pid)
+{
+	struct stat ours, its;
+	char path[32];
+
+	snprintf(path, sizeof(path), "/proc/%d/ns/pid", pid);
+	return stat("/proc/self/ns/pid", &ours) || stat(path, &its) || ours.st_ino != its.st_ino;
+}
+
+/* Before CRIU has come to its last stage it ends them itself, when it is refused. */
 static void kill_processes(void)
 {
 	struct process *p;
 
+	if (run.root <= 0)
+		return;
+	if (has_namespace(run.root)) {
+		/* The numbers in the images are not ours, and all others end with its first process */
+		kill(run.root, SIGKILL);
+		return;
+	}
 	for (p = run.d->processes; p < run.d->processes + run.d->nr_processes; p++)
 		if (p->uffd >= 0)
 			kill(p->pid, SIGKILL);
@@ -150,20 +168,10 @@ static void make_dir(void)
 	close(mkostemps(run.log, 4, O_CLOEXEC));
 }
 
-/* CRIU runs it at each of its stages; it holds the one before the processes go on. */
-static void make_hook(void)
+/* For frem-hook, which holds CRIU before the processes go on */
+static void make_fifos(void)
 {
-	FILE *file;
-
 	if (mkfifo(in_dir("stopped"), 0600) || mkfifo(in_dir("go"), 0600))
-		die("%s: %m", run.dir);
-	file = fopen(in_dir("hook"), "we");
-	if (!file)
-		die("%s: %m", run.dir);
-	fprintf(file, "#!/bin/sh\n[ ! -e '%1$s/no' ] || exit 1\n[ \"$CRTOOLS_SCRIPT_ACTION\" = pre-resume ] || exit 0\n"
-		"echo >'%1$s/stopped'\nread -r x <'%1$s/go'\nexit 0\n", run.dir);
-	fchmod(fileno(file), 0700);
-	if (fclose(file))
 		die("%s: %m", run.dir);
 	run.stages = open(in_dir("stopped"), O_RDONLY | O_NONBLOCK | O_CLOEXEC);
 	run.go = open(in_dir("go"), O_RDWR | O_NONBLOCK | O_CLOEXEC);
@@ -206,7 +214,7 @@ static void spawn_criu(bool lazily)
 	if (lazily) {
 		argv[nr++] = "--lazy-pages";
 		argv[nr++] = "--action-script";
-		argv[nr++] = strdup(in_dir("hook"));
+		argv[nr++] = part("frem-hook");
 	}
 	for (size_t i = 0; i < run.d->nr_options; i++)
 		argv[nr++] = run.d->options[i];
@@ -220,6 +228,8 @@ static void spawn_criu(bool lazily)
 		null = open("/dev/null", O_RDONLY);
 		dup2(null, STDIN_FILENO);
 		close(null);
+		setenv("FREM_DIR", run.dir, 1);
+		setenv("FREM_STAGE", "pre-resume", 1);
 		execvp("criu", (char **)argv);
 		_exit(127);
 	}
@@ -232,7 +242,9 @@ static int wait_for_criu(void)
 	int status;
 
 	while (waitpid(run.criu, &status, 0) < 0) {
-		if (errno != EINTR || interrupted)
+		if (errno != EINTR)
+			die("waitpid: %m");
+		if (interrupted)
 			exit(130);
 	}
 	run.criu = 0;
@@ -386,6 +398,8 @@ static void receive(void)
 		return;
 	}
 	n = recv(run.connection, &pid, sizeof(pid), MSG_WAITALL);
+	if (n < 0 && errno == EINTR)
+		return;
 	if (n != sizeof(pid) || pid == FINISHED) {
 		close(run.connection);
 		run.connection = -1;
@@ -456,8 +470,18 @@ static void start_loading(void)
 						 load_touched(p, UFFD_LAZY_FIRST | UFFD_LAZY_START);
 	if (!err)
 		return;
+	if (interrupted)
+		exit(130);
 	why(run.broken, "%s", strerror(errno));
 	kill_processes();
+}
+
+static void read_root(void)
+{
+	char text[16] = "";
+
+	if (read(run.stages, text, sizeof(text) - 1) > 0)
+		run.root = atoi(text);
 }
 
 /* Until CRIU has ended. */
@@ -474,19 +498,20 @@ static int serve(void)
 		die("pidfd_open: %m");
 	for (;;) {
 		fds[SOCKET].fd = run.connection >= 0 ? run.connection : run.listener;
-		if (poll(fds, 3, -1) < 0) {
-			if (errno == EINTR && !interrupted)
-				continue;
+		if (poll(fds, 3, -1) < 0 && errno != EINTR)
+			die("poll: %m");
+		if (interrupted)
 			exit(130);
-		}
-		if (fds[STAGE].revents & POLLIN) {
+		/* First: what CRIU has sent before it came to the stage */
+		if (fds[SOCKET].revents) {
+			receive();
+		} else if (fds[STAGE].revents & POLLIN) {
 			fds[STAGE].fd = -1;
+			read_root();
 			lap(CRIU);
 			start_loading();
 			lap(TOUCHED);
 			release();
-		} else if (fds[SOCKET].revents) {
-			receive();
 		} else if (fds[ENDED].revents) {
 			close(fds[ENDED].fd);
 			return wait_for_criu();
@@ -509,7 +534,7 @@ static const char *restore_lazily(void)
 		return run.d->why_plain;
 	if (!pthread_create(&reader, NULL, read_all_ahead, NULL))
 		pthread_detach(reader);
-	make_hook();
+	make_fifos();
 	make_socket();
 	run.event = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
 	if (run.event < 0)
@@ -656,6 +681,7 @@ int restore(const char *dir, const struct restore_options *opt)
 
 	run.begin = run.last = now();
 	run.d = &d;
+	signal(SIGCHLD, SIG_DFL);	/* ignored, it would hide how CRIU ends */
 	run.opt = opt;
 	sigaction(SIGINT, &sa, NULL);
 	sigaction(SIGTERM, &sa, NULL);
@@ -667,6 +693,8 @@ int restore(const char *dir, const struct restore_options *opt)
 	lap(CHECKED);
 	make_dir();
 	reason = restore_lazily();
+	if (interrupted && reason)
+		exit(130);
 	if (reason) {
 		say("CRIU's own restore, which reads everything first: %s", reason);
 		restore_plain();

@@ -19,7 +19,10 @@ _perdurectl() {
 	run)
 		for ((i = at + 1; i < COMP_CWORD; i++)); do
 			case ${COMP_WORDS[i]} in
-			--) ((i++)) ;;&
+			--)
+				((i++))
+				break
+				;;
 			-i | -b | -t | -H | -l | --child-id | --burst | --interval | --heartbeat | --listen) ((i++)) ;;
 			-*) ;;
 			*) break ;;

@@ -408,11 +408,12 @@ static int open_beneath(int root_fd, const char *path)
 		.flags = O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY,	/* a FIFO in the root must not stop us */
 		.resolve = RESOLVE_BENEATH | RESOLVE_NO_MAGICLINKS,
 	};
-	int fd;
+	int fd, tries = 0;
 
+	/* EAGAIN: raced with a rename, or another process holds a lease on it */
 	do
 		fd = syscall(SYS_openat2, root_fd, *path ? path : ".", &how, sizeof(how));
-	while (fd < 0 && (errno == EAGAIN || errno == EINTR));	/* raced with a rename */
+	while (fd < 0 && (errno == EINTR || (errno == EAGAIN && ++tries < 16)));
 	return fd;
 }
 
@@ -423,7 +424,7 @@ static int open_status(int error)
 		return 404;
 	case EACCES: case EPERM: case EXDEV: case ELOOP:
 		return 403;
-	case EMFILE: case ENFILE: case ENOMEM:
+	case EMFILE: case ENFILE: case ENOMEM: case EAGAIN:
 		return 503;
 	default:
 		return 500;

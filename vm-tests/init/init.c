@@ -193,7 +193,8 @@ static void mount_tree(void)
 	mnt("mqueue", NEWROOT "/dev/mqueue", "mqueue", 0, NULL);
 	for (size_t i = 0; i < sizeof(memory) / sizeof(*memory); i++) {
 		snprintf(path, sizeof(path), NEWROOT "%s", memory[i]);
-		mnt("tmpfs", path, "tmpfs", MS_NOSUID | MS_NODEV, "mode=1777");
+		/* As systems do: programs do not start from /run */
+		mnt("tmpfs", path, "tmpfs", MS_NOSUID | MS_NODEV | (strcmp(memory[i], "/run") ? 0 : MS_NOEXEC), "mode=1777");
 	}
 
 	for (int i = 0; i < nshares; i++) {

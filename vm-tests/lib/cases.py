@@ -27,39 +27,41 @@ def run(command: str, cwd: Path, limit: float) -> tuple[int, str]:
     process = subprocess.Popen(["/bin/sh", "-c", command], cwd=cwd, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
                                stderr=subprocess.STDOUT, start_new_session=True)
     assert process.stdout
-    deadline = time.monotonic() + limit
-    watch = os.pidfd_open(process.pid)
     size, why, exited, open_ = 0, "", False, True
-    with selectors.DefaultSelector() as selector:
-        selector.register(process.stdout, selectors.EVENT_READ)
-        selector.register(watch, selectors.EVENT_READ)
-        while not (exited and not open_):
-            left = deadline - time.monotonic()
-            if left <= 0:
-                why = ("left processes behind that hold its output open" if exited else
-                       f"did not end within {limit:g} seconds")
-                break
-            for key, _ in selector.select(left):
-                if key.fd == watch:
-                    selector.unregister(watch)
-                    exited = True
-                    # What it left behind may hold its output open: not for long
-                    deadline = min(deadline, time.monotonic() + 5)
-                    continue
-                data = os.read(key.fd, 65536)
-                if not data:
-                    selector.unregister(process.stdout)
-                    open_ = False
-                elif size < LIMIT:
-                    tell(text=data[:LIMIT - size].decode("latin-1"))
-                    size += len(data)
-                    if size >= LIMIT:
-                        tell(text="\n(more output is not kept)\n")
-    os.close(watch)
     try:
-        os.killpg(process.pid, signal.SIGKILL)
-    except ProcessLookupError:
-        pass
+        deadline = time.monotonic() + limit
+        watch = os.pidfd_open(process.pid)
+        with selectors.DefaultSelector() as selector:
+            selector.register(process.stdout, selectors.EVENT_READ)
+            selector.register(watch, selectors.EVENT_READ)
+            while not (exited and not open_):
+                left = deadline - time.monotonic()
+                if left <= 0:
+                    why = ("left processes behind that hold its output open" if exited else
+                           f"did not end within {limit:g} seconds")
+                    break
+                for key, _ in selector.select(left):
+                    if key.fd == watch:
+                        selector.unregister(watch)
+                        exited = True
+                        # What it left behind may hold its output open: not for long
+                        deadline = min(deadline, time.monotonic() + 5)
+                        continue
+                    data = os.read(key.fd, 65536)
+                    if not data:
+                        selector.unregister(process.stdout)
+                        open_ = False
+                    elif size < LIMIT:
+                        tell(text=data[:LIMIT - size].decode("latin-1"))
+                        size += len(data)
+                        if size >= LIMIT:
+                            tell(text="\n(more output is not kept)\n")
+        os.close(watch)
+    finally:
+        try:
+            os.killpg(process.pid, signal.SIGKILL)
+        except ProcessLookupError:
+            pass
     status = process.wait()
     process.stdout.close()
     return (128 - status if status < 0 else status), why
@@ -74,6 +76,7 @@ def leaks() -> str:
 
 
 def main() -> None:
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))     # and end what runs
     directory, scale, *names = sys.argv[1:]
     suite = json.loads((Path(directory) / "suite.json").read_text())
     guest = os.environ.get("PERDURE_GUEST") == "1"

@@ -85,6 +85,12 @@ def discover(place: Path) -> dict[str, Suite]:
     return {path.parent.name: load(path.parent) for path in sorted(place.glob("*/suite.json"))}
 
 
+def brief(suite: Suite, profile: str) -> list[str] | None:
+    """The cases that run when nothing is named, [] for all: a case can name profiles for which it takes too long, "long"."""
+    cases = [c["name"] for c in suite.cases if profile not in c.get("long", [])]
+    return None if not cases else [] if len(cases) == len(suite.cases) else cases
+
+
 def choose(suites: dict[str, Suite], names: list[str], profile: str | None) -> list[Run]:
     """A name is SUITE or SUITE/CASE. Host first, then a kernel after the other, slow ones last."""
     runs: list[Run] = []
@@ -100,7 +106,10 @@ def choose(suites: dict[str, Suite], names: list[str], profile: str | None) -> l
         # Another architecture's checking kernel only when it is asked for: emulated, it takes long
         one = suite.where == HOST or vm.ARCH != "x86_64" and not profile
         profiles = suite.profiles[:1] if one else suite.profiles
-        runs += [Run(suite, p, only) for p in profiles if p == profile or not profile and p not in NAMED]
+        for p in profiles:
+            if p == profile or not profile and p not in NAMED:
+                some = brief(suite, p) if not names and not profile else only
+                runs += [Run(suite, p, some)] if some is not None else []
     return sorted(runs, key=lambda r: (r.suite.where != HOST, PROFILES.index(r.profile), r.suite.kernel, r.suite.name))
 
 
@@ -119,10 +128,11 @@ class Kernels:
         if self.coming:
             log = vm.LOG / "test" / "kernels.log"
             log.parent.mkdir(parents=True, exist_ok=True)
-            # A process group, to end it whole; in a session of its own nice would mean nothing to the tests
+            # A session, to end it whole; between sessions nice means nothing where the kernel groups them
             self.builds = subprocess.Popen(
-                ["nice", "sh", "-c", 'for k; do "$0" kernel --kernel "${k%-*}" --profile "${k#*-}" || exit; done', BUILD, *self.coming],
-                stdin=subprocess.DEVNULL, stdout=log.open("w"), stderr=subprocess.STDOUT, process_group=0)
+                ["nice", "sh", "-c", """echo 10 2>/dev/null >/proc/self/autogroup
+                 for k; do "$0" kernel --kernel "${k%-*}" --profile "${k#*-}" || exit; done""", BUILD, *self.coming],
+                stdin=subprocess.DEVNULL, stdout=log.open("w"), stderr=subprocess.STDOUT, start_new_session=True)
 
     def wait(self, places: list[str]) -> None:
         """Or build them here, and see why if that failed."""

@@ -125,7 +125,9 @@ def cpio(files: dict[str, tuple[int, bytes]]) -> bytes:
 
 def mounted(job: Job) -> list[tuple[str, bool]]:
     """Directories of the host that the guest mounts beside its root, and whether it may write them."""
-    return [(str(TOP), False)] * (ROOT != Path("/")) + [(path, True) for path in job.rw]
+    # One that lies in another is mounted with that
+    rw = [path for path in dict.fromkeys(job.rw) if not any(path != other and Path(path).is_relative_to(other) for other in job.rw)]
+    return [(str(TOP), False)] * (ROOT != Path("/")) + [(path, True) for path in rw]
 
 
 def initramfs(job: Job) -> bytes:
@@ -171,6 +173,11 @@ def accelerator(vmlinux: Path) -> str:
     return name
 
 
+def value(path: Path | str) -> str:
+    """In an option of QEMU's, which are separated by commas."""
+    return str(path).replace(",", ",,")
+
+
 def command_line(job: Job, machine: Machine, accel: str, initrd: str, ports: dict[int, int]) -> list[str]:
     if machine.icount:
         accelerated = ["-accel", "tcg,thread=single", "-icount", "shift=0,sleep=off"]
@@ -190,19 +197,19 @@ def command_line(job: Job, machine: Machine, accel: str, initrd: str, ports: dic
                        "random.trust_cpu=on"
                        # Exact when it counts instructions; else only the kernel's watchdog tells a wrong calibration
                        + (" tsc=reliable" if machine.icount else ""),
-            "-chardev", f"file,id=console,path={machine.console}", "-serial", "chardev:console",
+            "-chardev", f"file,id=console,path={value(machine.console)}", "-serial", "chardev:console",
             # The first of the virtio devices: its number is in the names of the ports
             "-device", "virtio-serial-pci,max_ports=8", "-device", "virtio-rng-pci",
-            "-fsdev", f"local,id=root,path={ROOT},security_model=none,readonly=on,multidevs=remap",
+            "-fsdev", f"local,id=root,path={value(ROOT)},security_model=none,readonly=on,multidevs=remap",
             "-device", "virtio-9p-pci,fsdev=root,mount_tag=root"]
     for number, (path, writable) in enumerate(mounted(job)):
-        args += ["-fsdev", f"local,id=rw{number},path={path},security_model=none,multidevs=remap"
+        args += ["-fsdev", f"local,id=rw{number},path={value(path)},security_model=none,multidevs=remap"
                            + ("" if writable else ",readonly=on"),
                  "-device", f"virtio-9p-pci,fsdev=rw{number},mount_tag=rw{number}"]
     for number, drive in enumerate(machine.drives):
         limit = f",throttling.bps-read={drive.read_rate}" if drive.read_rate else ""
         # Nothing on it outlives the run: the host need not write it out
-        args += ["-drive", f"file={drive.file},format=raw,if=none,id=drive{number},cache=unsafe{limit}",
+        args += ["-drive", f"file={value(drive.file)},format=raw,if=none,id=drive{number},cache=unsafe{limit}",
                  "-device", f"virtio-blk-pci,drive=drive{number}"]
     for number, fd in ports.items():
         device = "virtconsole" if number == 0 else "virtserialport"
@@ -231,7 +238,8 @@ def run(job: Job, machine: Machine, out: Sink = lambda data: None, err: Sink = l
         raise Error(f"{short(machine.vmlinux)} is missing" + ("" if INSTALLED else ": run ./build.sh kernel"))
     accel = accel or machine.accel or ("tcg" if machine.icount else accelerator(machine.vmlinux))
     machine.console.parent.mkdir(parents=True, exist_ok=True)
-    machine.console.unlink(missing_ok=True)
+    if machine.console.is_file():       # and no device
+        machine.console.unlink()
     (BUILD / "vm").mkdir(parents=True, exist_ok=True)
 
     # 0 is the terminal, 1 and 2 are output, 3 is the verdict, 4 is input

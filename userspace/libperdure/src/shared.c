@@ -21,6 +21,7 @@
  */
 #include <errno.h>
 #include <fcntl.h>
+#include <pthread.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -126,9 +127,12 @@ static int new_sem(struct header *h)
 	return h->sem < 0 || semctl(h->sem, 0, SETVAL, 1) ? -1 : 0;
 }
 
+/* Threads make and remove areas one at a time; and processes, by a lock on the file. */
+static pthread_mutex_t one = PTHREAD_MUTEX_INITIALIZER;
+
 /*
- * Open the file and lock it: processes make and remove it one at a time. A record lock belongs to the
- * process; a restart in here does not lock the new generation out.
+ * Open the file and lock it. A record lock belongs to the process; a restart in here does not lock the new
+ * generation out.
  */
 static int open_file(const char *path, int flags, struct stat *st)
 {
@@ -245,9 +249,12 @@ const void *perdure_shared_open(const char *name, size_t size, uint32_t layout, 
 		return NULL;
 	}
 	memcpy(want.name, name, strlen(name));
+	pthread_mutex_lock(&one);
 	fd = open_file(path, O_CREAT, &st);
-	if (fd < 0)
+	if (fd < 0) {
+		pthread_mutex_unlock(&one);
 		return NULL;
+	}
 	old = pread(fd, &h, sizeof(h), 0) == sizeof(h) && h.magic;
 	if (!old) {
 		h = want;
@@ -282,9 +289,14 @@ out:
 	err = errno;
 	if (!area && place)
 		munmap(place, len);
-	if (!area && !old && h.sem >= 0)
+	if (!area && !old && h.sem >= 0) {
 		semctl(h.sem, 0, IPC_RMID);
+		/* To be made anew by who comes next; failing that, EIDRM tells of it */
+		if (ftruncate(fd, 0))
+			err = errno;
+	}
 	close(fd);
+	pthread_mutex_unlock(&one);
 	errno = err;
 	if (area && existed)
 		*existed = old;
@@ -428,14 +440,18 @@ int perdure_shared_remove(const char *name)
 
 	if (file_name(path, sizeof(path), name))
 		return -1;
+	pthread_mutex_lock(&one);
 	fd = open_file(path, 0, &st);
-	if (fd < 0)
+	if (fd < 0) {
+		pthread_mutex_unlock(&one);
 		return -1;
+	}
 	if (pread(fd, &h, sizeof(h), 0) == sizeof(h) && h.magic == MAGIC &&
 	    h.check == header_check(&h) && sem_ok(&h))
 		semctl(h.sem, 0, IPC_RMID);
 	err = shm_unlink(path) ? errno : 0;
 	close(fd);
+	pthread_mutex_unlock(&one);
 	errno = err;
 	return err ? -1 : 0;
 }

@@ -22,6 +22,7 @@ import errno
 import os
 import sys
 import threading
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from ctypes import POINTER, byref, c_char, c_char_p, c_int, c_int32, c_size_t, c_ssize_t, c_uint32, c_uint64, c_void_p
 from dataclasses import dataclass
@@ -207,6 +208,8 @@ def set_policy(policy: Policy) -> None:
     flags = _QUARANTINE * policy.quarantine | _ON_EXIT * policy.on_exit | _CORE * policy.core
     raw = _Policy(flags, 0, 0, 0, round((policy.heartbeat or 0) * 1e9))
     if policy.burst is not None:
+        if not 0 <= policy.burst < 1 << 32 or not 0 <= policy.interval * 1000 < 1 << 32:
+            raise OverflowError(f"{policy.burst} restarts in {policy.interval} seconds: more than 32 bits")
         raw.flags, raw.burst, raw.interval_ms = flags | _LIMIT, policy.burst, round(policy.interval * 1000)
     _call(_setpolicy, byref(raw), ctypes.sizeof(raw))
 
@@ -301,14 +304,19 @@ class State:
             error = ctypes.get_errno()
             raise OSError(error, os.strerror(error), name)
         self.inherited = bool(inherited.value)
-        self.data = memoryview((c_char * size).from_address(self._area)).cast("B").toreadonly()
+        self._look((c_char * size).from_address(self._area))
+
+    def _look(self, memory: ctypes.Array) -> None:
+        self._memory = memory
+        self.data = memoryview(memory).cast("B").toreadonly()
 
     def _range(self, offset: int, data: Buffer) -> tuple[int, int, bytes, int]:
         if not self._area:
             raise ValueError("the state area is closed")
-        if offset < 0 or offset + len(data) > len(self.data):
-            raise ValueError(f"{len(data)} bytes at {offset} are not in an area of {len(self.data)}")
-        return self._area, self._area + offset, bytes(data), len(data)
+        raw = bytes(data)
+        if offset < 0 or offset + len(raw) > len(self.data):
+            raise ValueError(f"{len(raw)} bytes at {offset} are not in an area of {len(self.data)}")
+        return self._area, self._area + offset, raw, len(raw)
 
     def update(self, offset: int, data: Buffer) -> None:
         _call(_state_update, *self._range(offset, data))
@@ -326,10 +334,14 @@ class State:
         return _state_fd(self._area)
 
     def close(self) -> None:
-        """Destroy it."""
+        """Destroy it. BufferError while there are other views of data: what comes there next is not for them."""
         if self._area:
-            # Whoever still looks at it must not see what comes there next
+            memory = weakref.ref(self._memory)
             self.data.release()
+            del self._memory
+            if memory() is not None:
+                self._look(memory())
+                raise BufferError("parts of the state area's data are still in use")
             _state_close(self._area)
             self._area = None
 
