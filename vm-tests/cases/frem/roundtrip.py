@@ -213,8 +213,33 @@ def periodic(place: Path) -> None:
     expected = second["bytes"] / (8e6 + first["touched_bytes"] / first["window_s"])
     assert expected < second["bytes"] / 8e6 and abs(second["window_s"] - min(3, expected)) < 1 * SLOW, (first, second)
     assert sorted(path.name for path in (place / "c").iterdir()) == ["000002", "000003", "latest"]
+    # One that was cut short is not in the way of the next
+    (place / "c/000008/pages").mkdir(parents=True)
+    taken, _ = frem("checkpoint", str(target.pid), "--dir", str(place / "c"), "--every", "1", "--count", "1", "--window", "0.1", "--json")
+    assert taken["directory"].endswith("/000009") and os.readlink(place / "c/latest") == "000009", taken
     target.end()
     frem("restore", "--dir", str(place / "c" / "latest"))
+    target.check()
+    target.end()
+
+
+@case
+def killed(place: Path) -> None:
+    """frem is killed in the middle of a checkpoint: the process goes on, and can be checkpointed again"""
+    target = Target(place)
+    stat = Path(f"/proc/{target.pid}/stat")
+    for number, status in (signal.SIGTERM, 128 + signal.SIGTERM), (signal.SIGKILL, -signal.SIGKILL):
+        process = subprocess.Popen(["frem", "checkpoint", str(target.pid), "--dir", str(place / number.name)],
+                                   stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        wait("it stands still", lambda: stat.read_text().rpartition(")")[2].split()[0] == "t")
+        process.send_signal(number)
+        assert process.wait() == status, (number, process.returncode)
+        before = target.rounds()
+        wait("it goes on", lambda: target.rounds() > before)
+        wait("CRIU has ended", lambda: subprocess.run(["pgrep", "-x", "criu"], stdout=subprocess.DEVNULL).returncode)
+    frem("checkpoint", str(target.pid), "--dir", str(place / "c"), "--window", "0.2")
+    target.end()
+    frem("restore", "--dir", str(place / "c"))
     target.check()
     target.end()
 
