@@ -41,7 +41,7 @@ class System:
         tar = WORK / f"{release}.tar"
         if not tar.exists():
             include = f"systemd-sysv,python3,kmod,linux-image-cloud-amd64,{SYSTEMS[release]}"
-            run("mmdebstrap", "--quiet", "--variant=minbase", f"--include={include}", release, tar.with_suffix(".new"),
+            run("mmdebstrap", "--quiet", "--format=tar", "--variant=minbase", f"--include={include}", release, tar.with_suffix(".new"),
                 f"deb {mirror()} {release} main")
             tar.with_suffix(".new").rename(tar)
         self.root = WORK / f"root-{os.getpid()}"
