@@ -4,6 +4,7 @@
 
 import hashlib
 import os
+import stat
 import subprocess
 import tempfile
 import time
@@ -62,15 +63,27 @@ def read_only() -> None:
 
 
 def writable() -> None:
-    """A directory given with --rw is written, on disk and below /tmp, and nothing beside it"""
+    """A directory given with --rw is written, on disk and below /tmp, also one in another, and nothing beside it"""
     for parent in (BUILD, Path("/tmp")):
         with tempfile.TemporaryDirectory(dir=parent) as here:
-            open_, shut = Path(here, "open"), Path(here, "shut")
-            open_.mkdir(), shut.mkdir()
-            done = run("sh", "-ec", f"echo 1 >{open_}/a; mkdir -p {shut}; echo 2 >{shut}/b", options=("--rw", str(open_)))
+            open_, shut = Path(here, "open,readonly=on"), Path(here, "shut")
+            (open_ / "in").mkdir(parents=True), shut.mkdir()
+            done = run("sh", "-ec", f"echo 1 >{open_}/a; echo 3 >{open_}/in/c; mkdir -p {shut}; echo 2 >{shut}/b",
+                       options=("--rw", str(open_ / "in"), "--rw", str(open_)))
             equal(done.returncode, 0)
-            equal((open_ / "a").read_text(), "1\n")
+            equal(((open_ / "a").read_text(), (open_ / "in/c").read_text()), ("1\n", "3\n"))
             assert not (shut / "b").exists()
+
+
+def log_device() -> None:
+    """A device that takes the console stays one"""
+    if os.getuid():
+        return
+    with tempfile.TemporaryDirectory(dir=BUILD) as here:
+        device = Path(here, "null")
+        os.mknod(device, 0o600 | stat.S_IFCHR, os.makedev(1, 3))
+        equal(run("true", options=("--log", str(device))).returncode, 0)
+        assert device.is_char_device()
 
 
 def one_line(done: subprocess.CompletedProcess[bytes], want: int) -> None:
@@ -127,4 +140,4 @@ def virtual_time() -> None:
     equal((done.returncode, done.stdout), (0, b"1\n"))
 
 
-main(status, output, place, read_only, writable, dead, hanging, not_booting, lying, left_behind, virtual_time)
+main(status, output, place, read_only, writable, log_device, dead, hanging, not_booting, lying, left_behind, virtual_time)
