@@ -335,7 +335,11 @@ def main(argv: list[str]) -> int:
     kernels = Kernels([] if args.vmlinux else list(dict.fromkeys(place for run in runs for place in run.kernels)))
     try:
         for run in runs:
-            kernels.wait(run.kernels)
+            try:
+                kernels.wait(run.kernels)
+            except vm.Error as e:
+                total.failed.append(f"{run.label}: {e}")
+                continue
             print(f"{run.label}: {run.suite.doc}", flush=True)
             verdict = execute(run, args)
             total.passed += verdict.passed
