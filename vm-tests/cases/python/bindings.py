@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+from array import array
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -89,6 +90,11 @@ def policy() -> Iterator[str]:
     yield from differ("told", [told[key] for key in ("policy", "burst", "interval_ms", "heartbeat_ns")],
                       ["limit quarantine exit core", "3", "1500", "30000000000"])
     yield from fails(errno.EINVAL, perdure.set_policy, perdure.Policy(burst=0))
+    try:
+        perdure.set_policy(perdure.Policy(burst=1, interval=5e6))
+        yield "an interval of more than 32 bits is accepted"
+    except OverflowError:
+        pass
     perdure.heartbeat()
     perdure.unregister()
     done = subprocess.run([sys.executable, "-c", HANGS], capture_output=True, text=True, timeout=60)
@@ -146,7 +152,11 @@ def state() -> Iterator[str]:
         yield from differ("staged", bytes(s.data[10:23]), b"abc" + bytes(10))
         s.commit()
         yield from differ("committed", bytes(s.data[20:23]), b"xyz")
-        for at, data in ((98, b"abc"), (-1, b"a"), (101, b"")):
+        # Bytes count, not elements
+        numbers = array("I", [1, 2, 3])
+        s.update(30, memoryview(numbers))
+        yield from differ("numbers", bytes(s.data[30:42]), numbers.tobytes())
+        for at, data in ((98, b"abc"), (-1, b"a"), (101, b""), (92, memoryview(numbers))):
             try:
                 s.update(at, data)
                 yield f"update({at}, {data!r}) is accepted"
@@ -158,6 +168,13 @@ def state() -> Iterator[str]:
         except TypeError:
             pass
         yield from differ("file", "perdure-unit" in os.readlink(f"/proc/self/fd/{s.fileno()}"), True)
+        part = s.data[20:23]
+        try:
+            s.close()
+            yield "an area is closed that is looked at"
+        except BufferError:
+            yield from differ("refused to close", (bytes(part), bytes(s.data[10:13])), (b"xyz", b"abc"))
+        part.release()
     try:
         s.update(0, b"a")
         yield "a closed area is updated"
