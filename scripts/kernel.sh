@@ -90,8 +90,7 @@ fi
 # Without debug information an object does not depend on line markers, so kernels that differ in little share objects.
 # Line numbers that matter are in the code by then, as __LINE__. The debug profile's sanitizers report others.
 cc=$PERDURE_CC
-if [[ -n ${CCACHE_DIR:-} && $profile != debug && -z $shipped ]]; then
-	need ccache
+if [[ -n ${CCACHE_DIR:-} && $profile != debug && -z $shipped ]] && command -v ccache >/dev/null; then
 	cc=$TOP/scripts/kernel-cc
 	# No CCACHE_BASEDIR: its relative paths would escape the compiler option that makes __FILE__ relative
 	export CCACHE_NOHASHDIR=1 CCACHE_COMPILERCHECK=content CCACHE_MAXSIZE=3G
