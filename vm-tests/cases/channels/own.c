@@ -190,6 +190,46 @@ T(exit_drops_what_was_closed)
 	}
 }
 
+/* An ordinary execve() leaves it held: the new program can release it, and its restart rewinds the rest of it. */
+ROLE(heir_restarted)
+{
+	int released = atoi(argv[1]);
+
+	kind_named(argv[0]);
+	T_EQ(t_generation(), 2);
+	T_IOLOG(RD, 20, released, 20 - released, 0);
+	GET(RD, 20 - released, released, 20 - released);
+	EMPTY(RD);
+	T_IOLOG(RD, 20, 20, 0, 0);
+	return 0;
+}
+
+ROLE(heir)
+{
+	int released = atoi(argv[1]);
+
+	kind_named(argv[0]);
+	T_IOLOG(RD, 20, 0, 0, 0);
+	if (released)
+		T_EQ(x_hread(RD, NULL, 0, released), 0);
+	t_register("heir_restarted", argv[0], argv[1], NULL);
+	t_crash();
+}
+
+T(held_over_execve)
+{
+	for_each_kind(k, STREAM)
+		for (int released = 0; released < 2; released++)
+			T_CHILD {
+				open_at(k, RD, WR);
+				feed(WR, 20, 0);
+				READABLE(RD, 1);
+				GET(RD, 20, 0, 0);
+				execl(t_self, "prog", "@heir", k->name, released ? "5" : "0", NULL);
+				T_ASSERT(!"execve");
+			}
+}
+
 ROLE(leader_gone)
 {
 	T_IOLOG(RD, 20, 0, 20, 0);
