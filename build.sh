@@ -57,7 +57,7 @@ Writes the commits of build/linux (or of DIR, after COMMIT) to kernel-patches. A
 \"Perdure-Patch: 125-area-what.patch\"; files of commits that have gone are removed." ;;
 	kernel) echo "usage: ./build.sh kernel [--profile P] [--kernel perdure|stock]
 Builds build/kernel/<kernel>-<profile>/vmlinux. Profiles: vm (tests and demo), debug (with the kernel's checkers), kcsan
-(which finds data races), off (the series applied, its options off); small (packages to test), server, server-debug, full, full-debug (what the packages hold). A stock kernel is the same configuration without the series." ;;
+(which finds data races), bench (what ./build.sh bench counts on), off (the series applied, its options off); small (packages to test), server, server-debug, full, full-debug (what the packages hold). A stock kernel is the same configuration without the series." ;;
 	deb) echo "usage: ./build.sh deb [--profile P] [--dbg] [userspace|kernel|checksums]
 Builds Debian packages of the kernel (linux-image, linux-headers; --dbg: linux-image-dbg) and of the library and tools into
 dist/, with checksums, signed by the GnuPG key that PERDURE_SIGN_KEY names. Profiles: server, full (Debian's own
@@ -93,7 +93,7 @@ userspace() {
 kernel_inputs() {
 	(
 		cd "$TOP"
-		echo "${PERDURE_VERSION:-}"
+		echo "${PERDURE_VERSION:-$(<VERSION)}"
 		find kernel-patches configs scripts -type f -print0 | sort -z | xargs -0 sha256sum
 	) | sha256sum | cut -d ' ' -f 1
 }
@@ -179,7 +179,8 @@ demo)
 	;;
 bench)
 	kernel perdure vm
-	kernel stock vm
+	kernel perdure bench
+	kernel stock bench
 	userspace
 	exec python3 "$TOP/bench/run" "$@"
 	;;
@@ -189,12 +190,13 @@ deb | rpm)
 	if [[ $verb == deb ]] && ! command -v dpkg-deb >/dev/null; then
 		die "deb: this is not a Debian system; packages are built on Debian 12 or 13"
 	fi
+	[[ $(uname -m) == x86_64 ]] || die "$verb: this is $(uname -m); packages are built on x86_64, for x86_64"
 	setup packages
 	[[ " $* " =~ \ (userspace|checksums)\  ]] || kernel perdure "$profile"
 	"$TOP/scripts/$verb.sh" "$@"
 	;;
 clean)
-	rm -rf "$BUILD"/{kernel,userspace,vm,log,test,linux.new,linux-stock}
+	rm -rf "$BUILD"/{kernel,userspace,vm,log,test,bench,deb,rpm,linux.new,linux-stock}
 	[[ ! -d $LINUX/.git ]] || git -C "$LINUX" worktree prune
 	;;
 distclean)

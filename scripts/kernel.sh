@@ -28,16 +28,18 @@ case $kernel-$profile in
 perdure-vm) fragments=(vm features) ;;
 perdure-debug) fragments=(vm features debug kunit) ;;
 perdure-kcsan) fragments=(vm features kcsan) ;;
+perdure-bench) fragments=(vm features bench) ;;
 perdure-off) fragments=(vm off) ;;
 stock-vm) fragments=(vm) ;;
 stock-debug) fragments=(vm debug) ;;
+stock-bench) fragments=(vm bench) ;;
 perdure-small) fragments=(vm features small) ;;
 perdure-server) base=alldefconfig fragments=(server features) ;;
 perdure-server-debug) base=alldefconfig fragments=(server features debug) ;;
 perdure-full) base=debian fragments=(full features) ;;
 perdure-full-debug) base=debian fragments=(full features debug) ;;
-*) die "no kernel $kernel with profile $profile: perdure has vm, debug, kcsan, off, small, server, server-debug, full and full-debug;" \
-	"stock has vm and debug" ;;
+*) die "no kernel $kernel with profile $profile: perdure has vm, debug, kcsan, bench, off, small, server, server-debug, full and full-debug;" \
+	"stock has vm, debug and bench" ;;
 esac
 arch=$PERDURE_ARCH cross=
 case $arch in
@@ -62,6 +64,8 @@ case $profile in
 server* | full*) shipped=yes; need pahole zstd ;;
 *) shipped= ;;
 esac
+# What is packaged is not to depend on the compilers of other languages that the user has
+[[ ${targets[0]} != all ]] || export PATH=/usr/sbin:/usr/bin:/sbin:/bin
 [[ $goal == "make" || $goal == configure ]] || lock kernel
 name=$kernel-$profile
 out=$BUILD/kernel/$name
@@ -109,7 +113,7 @@ make=(make -C "$source" O="$out" ARCH="$arch" CROSS_COMPILE="$cross" CC="$cc" HO
 configure() {
 	local debian
 	mkdir -p "$out"
-	rm -f "$out/perdure-state"
+	rm -f "$out"/perdure-{state,inputs}
 	cat "${fragments[@]}" >"$out/perdure-fragment"
 	if [[ $base == debian ]]; then
 		debian=$(find /usr/src/linux-config-6.12 -name 'config.amd64_none_amd64.xz' 2>/dev/null)

@@ -22,7 +22,7 @@ RUNNER = vm.TOP / "vm-tests" / "lib" / "cases.py"
 PROFILES = ("vm", "off", "debug", "kcsan")
 NAMED = ("kcsan",)                          # only with --profile: another kernel, and the same tests once more
 SCALE = {"vm": 1, "off": 1, "debug": 5, "kcsan": 10}    # of the time limits: the checkers are slow
-MEMORY = {"vm": "1G", "off": "1G", "debug": "2G", "kcsan": "2G"}
+MEMORY = {"vm": "1G", "off": "1G", "debug": "2G", "kcsan": "2G", "bench": "1G"}
 TAIL = 15                                   # lines shown of a failed case
 HOST = "host"
 
