@@ -223,10 +223,17 @@ static void *map(int fd, const struct header *h, char *place)
 /* A process that dies in here leaves a file without the magic number, which the next one makes anew. */
 static int create(int fd, struct header *h)
 {
+	if (ftruncate(fd, 0))
+		return -1;
+	/* With its memory: where there is none left, this is the place to say so, and not a SIGBUS in an update. */
+	do
+		errno = posix_fallocate(fd, 0, layout_total(h->size, h->page));
+	while (errno == EINTR);
+	if (errno)
+		return -1;
 	h->magic = MAGIC;
 	h->check = header_check(h);
-	return ftruncate(fd, 0) || ftruncate(fd, layout_total(h->size, h->page)) ||
-	       pwrite(fd, h, sizeof(*h), 0) != sizeof(*h) ? -1 : 0;
+	return pwrite(fd, h, sizeof(*h), 0) == sizeof(*h) ? 0 : -1;
 }
 
 const void *perdure_shared_open(const char *name, size_t size, uint32_t layout, int *existed)

@@ -3,6 +3,7 @@
 #include "sem.h"
 
 #include <pthread.h>
+#include <sys/mount.h>
 
 struct state {
 	uint64_t a, b;
@@ -143,6 +144,29 @@ T_LIMIT(random_deaths, 90)
 	       (unsigned long long)t_word[PERDURE_SHARED_COMPLETED]);
 	T_EXPECT(t_word[PERDURE_SHARED_UNDONE] > 0);
 	T_EQ(perdure_shared_remove("workers"), 0);
+}
+
+/* An area has its memory from the beginning, or there is none. */
+T(no_room)
+{
+	T_CHILD {
+		const char *s;
+
+		T_OK(unshare(CLONE_NEWNS));
+		T_OK(mount(NULL, "/", NULL, MS_REC | MS_PRIVATE, NULL));
+		T_OK(mount("small", "/dev/shm", "tmpfs", 0, "size=1M"));
+		T_ASSERT(!perdure_shared_open("large", 1 << 20, 1, NULL));
+		T_EQ(errno, ENOSPC);
+		/* What was begun takes no room. */
+		T_ASSERT(perdure_shared_open("small", 400000, 1, NULL));
+		T_ASSERT(!perdure_shared_open("large", 1 << 20, 1, NULL));
+		T_EQ(errno, ENOSPC);
+		T_OK(umount2("/dev/shm", MNT_DETACH));
+		s = perdure_shared_open("large", 1 << 20, 1, NULL);
+		T_ASSERT(s);
+		T_EQ(s[(1 << 20) - 1], 0);
+		T_EQ(perdure_shared_remove("large"), 0);
+	}
 }
 
 /* ---- robust mutexes ---- */
