@@ -18,7 +18,7 @@
 #include <string.h>
 #include <sys/eventfd.h>
 #include <sys/ioctl.h>
-#include <sys/pidfd.h>
+#include <sys/syscall.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/un.h>
@@ -115,7 +115,7 @@ static bool has_namespace(pid_t pid)
 	return stat("/proc/self/ns/pid", &ours) || stat(path, &its) || ours.st_ino != its.st_ino;
 }
 
-/* Before CRIU has come to its last stage it ends them itself, when it is refused. */
+/* Before CRIU has come to its last stage it ends them itself, when it is refused; from then on all of them are there. */
 static void kill_processes(void)
 {
 	struct process *p;
@@ -128,8 +128,16 @@ static void kill_processes(void)
 		return;
 	}
 	for (p = run.d->processes; p < run.d->processes + run.d->nr_processes; p++)
-		if (p->uffd >= 0)
-			kill(p->pid, SIGKILL);
+		kill(p->pid, SIGKILL);
+}
+
+/* The first process, once CRIU has come to its last stage */
+static void read_root(void)
+{
+	char text[16] = "";
+
+	if (read(run.stages, text, sizeof(text) - 1) > 0)
+		run.root = atoi(text);
 }
 
 static void remove_dir(void)
@@ -150,10 +158,17 @@ static void clean_up(void)
 	if (run.criu > 0) {
 		refuse();
 		kill_processes();
-		if (run.go >= 0)
+		if (run.root > 0)
 			release();
-		for (int i = 0; i < 100 && !waitpid(run.criu, NULL, WNOHANG); i++)
+		for (int i = 0; i < 100 && !waitpid(run.criu, NULL, WNOHANG); i++) {
 			usleep(50000);
+			if (run.root > 0 || run.stages < 0)
+				continue;
+			read_root();
+			kill_processes();
+			if (run.root > 0)
+				release();
+		}
 	}
 	remove_dir();
 }
@@ -211,11 +226,10 @@ static void spawn_criu(bool lazily)
 	argv[nr++] = run.dir;
 	argv[nr++] = "-o";
 	argv[nr++] = run.log;
-	if (lazily) {
+	argv[nr++] = "--action-script";
+	argv[nr++] = part("frem-hook");
+	if (lazily)
 		argv[nr++] = "--lazy-pages";
-		argv[nr++] = "--action-script";
-		argv[nr++] = part("frem-hook");
-	}
 	for (size_t i = 0; i < run.d->nr_options; i++)
 		argv[nr++] = run.d->options[i];
 	for (char **one = run.opt->criu; *one; one++)
@@ -229,24 +243,39 @@ static void spawn_criu(bool lazily)
 		dup2(null, STDIN_FILENO);
 		close(null);
 		setenv("FREM_DIR", run.dir, 1);
-		setenv("FREM_STAGE", "pre-resume", 1);
+		setenv("FREM_STAGE", lazily ? "pre-resume" : "", 1);
 		execvp("criu", (char **)argv);
 		_exit(127);
 	}
 	free(argv);
 }
 
-/* How CRIU ended. EINTR is an interruption by the user: CRIU has had it, too. */
+static void stop(void)
+{
+	unlink(run.log);
+	exit(130);
+}
+
+/* How CRIU ended. At an interruption it undoes what it has done at its next stage; the second time nobody waits for that. */
 static int wait_for_criu(void)
 {
+	struct pollfd ended = { .fd = syscall(SYS_pidfd_open, run.criu, 0), .events = POLLIN };
+	bool refused = false;
 	int status;
 
-	while (waitpid(run.criu, &status, 0) < 0) {
-		if (errno != EINTR)
-			die("waitpid: %m");
-		if (interrupted)
-			exit(130);
+	/* A signal can come just before poll(): look now and then. */
+	while (ended.fd >= 0 && poll(&ended, 1, 200) <= 0) {
+		if (interrupted > 1)
+			stop();
+		if (!interrupted || refused)
+			continue;
+		refuse();
+		refused = true;
+		say("interrupted: CRIU undoes it at its next stage; again, and nobody waits for that");
 	}
+	close(ended.fd);
+	if (TEMP_FAILURE_RETRY(waitpid(run.criu, &status, 0)) < 0)
+		die("waitpid: %m");
 	run.criu = 0;
 	if (WIFEXITED(status) && WEXITSTATUS(status) == 127)
 		die("criu is missing: install the package criu");
@@ -268,8 +297,11 @@ static void restore_plain(void)
 {
 	int status;
 
+	unlink(in_dir("no"));	/* of the attempt before, if there was one */
 	spawn_criu(false);
 	status = wait_for_criu();
+	if (status && interrupted)
+		stop();
 	if (status)
 		complain(status);
 }
@@ -471,17 +503,9 @@ static void start_loading(void)
 	if (!err)
 		return;
 	if (interrupted)
-		exit(130);
+		stop();
 	why(run.broken, "%s", strerror(errno));
 	kill_processes();
-}
-
-static void read_root(void)
-{
-	char text[16] = "";
-
-	if (read(run.stages, text, sizeof(text) - 1) > 0)
-		run.root = atoi(text);
 }
 
 /* Until CRIU has ended. */
@@ -489,7 +513,7 @@ static int serve(void)
 {
 	enum { ENDED, STAGE, SOCKET };
 	struct pollfd fds[] = {
-		[ENDED] = { .fd = pidfd_open(run.criu, 0), .events = POLLIN },
+		[ENDED] = { .fd = syscall(SYS_pidfd_open, run.criu, 0), .events = POLLIN },
 		[STAGE] = { .fd = run.stages, .events = POLLIN },
 		[SOCKET] = { .events = POLLIN },
 	};
@@ -501,7 +525,7 @@ static int serve(void)
 		if (poll(fds, 3, -1) < 0 && errno != EINTR)
 			die("poll: %m");
 		if (interrupted)
-			exit(130);
+			stop();
 		/* First: what CRIU has sent before it came to the stage */
 		if (fds[SOCKET].revents) {
 			receive();
@@ -667,7 +691,7 @@ static void print_json(const char *reason, double running, double loaded, const 
 static void interrupt(int sig)
 {
 	(void)sig;
-	interrupted = 1;
+	interrupted++;
 }
 
 int restore(const char *dir, const struct restore_options *opt)
@@ -694,7 +718,7 @@ int restore(const char *dir, const struct restore_options *opt)
 	make_dir();
 	reason = restore_lazily();
 	if (interrupted && reason)
-		exit(130);
+		stop();
 	if (reason) {
 		say("CRIU's own restore, which reads everything first: %s", reason);
 		restore_plain();

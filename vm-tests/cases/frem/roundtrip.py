@@ -245,6 +245,35 @@ def killed(place: Path) -> None:
 
 
 @case
+def interrupted(place: Path) -> None:
+    """a restore that is interrupted before the process runs leaves nothing of it, and it can be restored again"""
+    target = Target(place)
+    frem("checkpoint", str(target.pid), "--dir", str(place / "c"), "--window", "0.2")
+    target.end()
+    stopped = 0
+    for mode in "--detach", "--plain":
+        for delay in range(6):
+            process = subprocess.Popen(["frem", "restore", "--dir", str(place / "c"), mode], stdin=subprocess.DEVNULL,
+                                       stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+            wait("CRIU works", lambda: process.poll() is not None or not
+                 subprocess.run(["pgrep", "-x", "criu"], stdout=subprocess.DEVNULL).returncode)
+            time.sleep(delay * 0.1 * SLOW)
+            process.send_signal(signal.SIGTERM)
+            status = process.wait()
+            wait("CRIU has ended", lambda: subprocess.run(["pgrep", "-x", "criu"], stdout=subprocess.DEVNULL).returncode)
+            assert status in (0, 130), status
+            # Perhaps it was too late
+            if status == 0:
+                target.end()
+            stopped += status == 130
+            assert not Path(f"/proc/{target.pid}").exists(), (mode, delay, status)
+    assert stopped > 2, stopped
+    frem("restore", "--dir", str(place / "c"))
+    target.check()
+    target.end()
+
+
+@case
 def in_a_cgroup(place: Path) -> None:
     """the process tree of a cgroup is found"""
     cgroup = Path("/sys/fs/cgroup/frem-test")
