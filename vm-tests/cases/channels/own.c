@@ -808,6 +808,42 @@ T_LIMIT(memory, 60)
 	cg_close();
 }
 
+/* Parts of a large buffer cost what they are, not the whole of it each. */
+T_LIMIT(large_pieces, 60)
+{
+	enum { MUCH = 512 * 1024, PIECE = 2048, AT_ONCE = 64 * 1024 };
+
+	cg_open("max");
+	T_CHILD {
+		cg_enter();
+		for_each_kind(k, TCP) {
+			static char buf[AT_ONCE];
+			long before, cost;
+			int fd[2];
+
+			k->open(fd);
+			before = cg_get("memory.current");
+			for (int at = 0; at < MUCH; at += AT_ONCE) {
+				t_fill(buf, AT_ONCE, at);
+				T_EQ(write(fd[1], buf, AT_ONCE), AT_ONCE);
+				for (size_t got = 0; got < AT_ONCE;) {
+					ssize_t n = T_OK(x_hread(fd[0], buf, PIECE, 0));
+
+					T_EQ(t_match(buf, n, at + got), n);
+					got += n;
+				}
+			}
+			T_IOLOG(fd[0], MUCH, 0, 0, 0);
+			cost = cg_get("memory.current") - before;
+			T_RANGE(cost, MUCH / 2, 4 * MUCH);
+			t_note("%s: %d KiB held in pieces of %d bytes cost %ld KiB", k->name, MUCH / 1024, PIECE, cost / 1024);
+			close(fd[0]);
+			close(fd[1]);
+		}
+	}
+	cg_close();
+}
+
 /* Bytes that come one by one cost little more than bytes that come together. */
 T_LIMIT(small_pieces, 60)
 {
@@ -818,6 +854,7 @@ T_LIMIT(small_pieces, 60)
 		cg_enter();
 		for_each_kind(k, STREAM) {
 			long before = cg_get("memory.current");
+			uint64_t begin = t_now_ns();
 			char buf[64];
 			int fd[2];
 
@@ -833,6 +870,7 @@ T_LIMIT(small_pieces, 60)
 			T_RANGE(cg_get("memory.current") - before, LONG_MIN, 10 * BYTES_HELD + (1 << 20));
 			close(fd[0]);
 			close(fd[1]);
+			t_note("%s: %llu ms", k->name, (unsigned long long)(t_now_ns() - begin) / 1000000);
 		}
 	}
 	cg_close();

@@ -904,6 +904,107 @@ T(recvmmsg_after_restart)
 	}
 }
 
+/* The size of the next datagram, and away with it, in no buffer at all: for those that are unread as for those that come. */
+ROLE(measures)
+{
+	char buf[64];
+
+	kind_named(argv[0]);
+	for (int i = 0; i < 2; i++)
+		T_EQ(recv(RD, NULL, 0, MSG_PEEK | MSG_TRUNC), 10);
+	T_EQ(recv(RD, NULL, 0, 0), 0);
+	T_EQ(recv(RD, NULL, 0, MSG_PEEK | MSG_TRUNC), 20);
+	T_EQ(recv(RD, buf, 5, MSG_TRUNC), 20);
+	T_EQ(t_match(buf, 5, 10), 5);
+	T_EQ(recv(RD, NULL, 0, MSG_PEEK | MSG_TRUNC), 30);
+	T_EQ(recv(RD, buf, sizeof(buf), 0), 30);
+	T_EQ(t_match(buf, 30, 30), 30);
+	EMPTY(RD);
+	T_IOLOG(RD, 30, 30, 0, 0);
+	return 0;
+}
+
+T(sizes_after_restart)
+{
+	for_each_kind(k, DGRAM) {
+		if (!(k->flags & SOCK))
+			continue;
+		T_CHILD {
+			open_at(k, RD, WR);
+			feed(WR, 10, 0);
+			feed(WR, 20, 10);
+			feed(WR, 30, 30);
+			GET_ALL(RD, 10, 0, 0);
+			GET_ALL(RD, 20, 10, 0);
+			t_register("measures", k->name, NULL);
+			t_crash();
+		}
+	}
+}
+
+/* A peek sees what is unread and what is behind it. */
+ROLE(peeks)
+{
+	char buf[64];
+
+	kind_named(argv[0]);
+	T_EQ(recv(RD, buf, 2, MSG_PEEK), 2);
+	T_EQ(recv(RD, buf, sizeof(buf), MSG_PEEK), 10);
+	T_EQ(t_match(buf, 10, 0), 10);
+	T_EQ(recv(RD, buf, 10, MSG_PEEK | MSG_WAITALL), 10);
+	T_EQ(t_match(buf, 10, 0), 10);
+	T_EQ(recv(RD, buf, 5, 0), 5);
+	T_EQ(recv(RD, buf, sizeof(buf), MSG_PEEK), 5);
+	T_EQ(t_match(buf, 5, 5), 5);
+	T_EQ(recv(RD, buf, sizeof(buf), 0), 5);
+	T_ERR(recv(RD, buf, 1, MSG_PEEK | MSG_DONTWAIT), EAGAIN);
+	return 0;
+}
+
+T(peek_after_restart)
+{
+	for_each_kind(k, SOCK) {
+		if (!(k->flags & STREAM))
+			continue;
+		T_CHILD {
+			open_at(k, RD, WR);
+			feed(WR, 10, 0);
+			READABLE(RD, 1);
+			GET(RD, 3, 0, 0);
+			t_register("peeks", k->name, NULL);
+			t_crash();
+		}
+	}
+}
+
+/* A datagram that hread() cannot hold whole is left to read(2). */
+T(large_datagrams)
+{
+	static char buf[1 << 20];
+	const int types[] = { SOCK_DGRAM, SOCK_SEQPACKET };
+
+	for (size_t i = 0; i < ARRAY_LEN(types); i++) {
+		int fd[2];
+
+		T_OK(socketpair(AF_UNIX, types[i], 0, fd));
+		T_OK(setsockopt(fd[1], SOL_SOCKET, SO_SNDBUFFORCE, &(int){ 2 << 20 }, sizeof(int)));
+		t_fill(buf, 600000, 0);
+		T_EQ(write(fd[1], buf, 600000), 600000);
+		T_EQ(write(fd[1], buf, 500000), 500000);
+		memset(buf, 0, sizeof(buf));
+		T_ERR(x_hread(fd[0], buf, sizeof(buf), 0), EMSGSIZE);
+		T_IOLOG(fd[0], 0, 0, 0, 0);
+		T_EQ(read(fd[0], buf, sizeof(buf)), 600000);
+		T_EQ(t_match(buf, 600000, 0), 600000);
+		memset(buf, 0, sizeof(buf));
+		T_EQ(x_hread(fd[0], buf, sizeof(buf), 0), 500000);
+		T_EQ(t_match(buf, 500000, 0), 500000);
+		T_ERR(x_hread_nowait(fd[0], buf, sizeof(buf), 0), EAGAIN);
+		close(fd[1]);
+		close(fd[0]);
+	}
+}
+
 /* ---- the last file that hread() was used on ---- */
 
 ROLE(suspect)

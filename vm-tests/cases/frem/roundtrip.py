@@ -266,7 +266,7 @@ def interrupted(place: Path) -> None:
             if status == 0:
                 target.end()
             stopped += status == 130
-            assert not Path(f"/proc/{target.pid}").exists(), (mode, delay, status)
+            wait(f"it is gone ({mode} {delay})", lambda: not Path(f"/proc/{target.pid}").exists())
     assert stopped > 2, stopped
     frem("restore", "--dir", str(place / "c"))
     target.check()

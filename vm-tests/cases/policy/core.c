@@ -5,6 +5,7 @@
 #include <elf.h>
 #include <pthread.h>
 #include <sys/procfs.h>
+#include <sys/ptrace.h>
 #include <sys/user.h>
 
 enum { W_RUNS, W_CORE, W_TIME, W_PID };
@@ -245,6 +246,9 @@ T(no_waiting)
 	T_EQ(t_word[W_RUNS], 1);
 	/* The dump is not done: the process is still there. It outlives the service, and leaves nothing. */
 	T_OK(kill((pid_t)t_word[W_CORE], 0));
+	/* Nobody makes a program of it. */
+	T_ERR(ptrace(PTRACE_SEIZE, (pid_t)t_word[W_CORE], NULL, NULL), EPERM);
+	T_ERR(ptrace(PTRACE_ATTACH, (pid_t)t_word[W_CORE], NULL, NULL), EPERM);
 	t_word[W_RUNS]++;
 	T_EXITED(t_wait(pid), 0);
 	T_OK(kill((pid_t)t_word[W_CORE], 0));
@@ -252,6 +256,26 @@ T(no_waiting)
 	gone(t_word[W_CORE]);
 	T_EQ(t_put(PATTERN, "/tmp/zlr-core"), 0);
 	close(in);
+}
+
+/* ---- the next child is to be the first of another PID namespace: that is not to be the dumper ---- */
+
+ROLE(forks)
+{
+	T_EQ(reg_info().core_pid, 0);
+	T_CHILD
+		T_EQ(getpid(), 1);
+	return 0;
+}
+
+T(namespace_of_children)
+{
+	T_CHILD {
+		t_register("forks", NULL);
+		policy(RESTART_CORE, 0, 0, 0);
+		T_OK(unshare(CLONE_NEWPID));
+		crash_with_magic();
+	}
 }
 
 /* ---- other faults ---- */

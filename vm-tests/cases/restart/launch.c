@@ -80,6 +80,55 @@ T(failed_exec)
 	}
 }
 
+/* One that fails with the old program gone is no fault of that: it dies, as without us. */
+T(exec_fails_halfway)
+{
+	static char file[1 << 20];
+	char path[PATH_MAX];
+	int status, n = t_get("/proc/self/exe", file, sizeof(file));
+
+	/* What the headers promise is not there */
+	T_ASSERT(n > 4096);
+	t_write_file(t_path(path, "cut"), file, 1000, 0755);
+	for (int keep = 0; keep < 2; keep++) {
+		pid_t pid = t_fork();
+
+		if (!pid) {
+			setrlimit(RLIMIT_CORE, &(struct rlimit){ 0, 0 });
+			T_OK(syscall(NR_reregist, t_self, (char *[]){ t_self, "@must_not_run", NULL }, environ, 0, keep ? REREGIST_EXEC : 0));
+			execl(path, "prog", NULL);
+			_exit(1);
+		}
+		status = t_wait(pid);
+		T_EXPECT(WIFSIGNALED(status));
+	}
+}
+
+ROLE(starts_anew)
+{
+	t_register("must_not_run", NULL);
+	T_EQ(t_generation(), 1);
+	return 0;
+}
+
+ROLE(clears)
+{
+	T_EQ(t_generation(), 2);
+	T_OK(syscall(NR_reregist, t_self, (char *[]){ t_self, NULL }, environ, 0, REREGIST_EXEC));
+	T_OK(x_unregister());
+	execl(t_self, "prog", "@starts_anew", NULL);
+	return 1;
+}
+
+/* A registration that was dropped before the execve(2) leaves nothing to the next. */
+T(cleared_before)
+{
+	T_CHILD {
+		t_register("clears", NULL);
+		t_crash();
+	}
+}
+
 /* A fault before the execve(2): the program runs. */
 T(fault_before)
 {
