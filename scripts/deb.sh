@@ -37,7 +37,7 @@ kernel() {
 	export KDEB_SOURCENAME=linux-perdure KDEB_PKGVERSION=$VERSION-1 KDEB_CHANGELOG_DIST=unstable KDEB_COMPRESS=xz
 	export DEBFULLNAME=$MAINTAINER DEBEMAIL=$MAINTAINER_EMAIL
 	[[ $2 == yes ]] || export DEB_BUILD_PROFILES=pkg.linux-perdure.nokerneldbg
-	rm -rf "$work/kernel" "$tree/debian" && mkdir -p "$work/kernel"
+	rm -rf "$work/kernel" "$tree/debian" "$tree"/../*.deb && mkdir -p "$work/kernel"
 	# $(srctree) and $(MAKE) are for make
 	# shellcheck disable=SC2016
 	"${make[@]}" run-command KBUILD_RUN_COMMAND='$(srctree)/scripts/package/mkdebian'

@@ -11,13 +11,15 @@ MAINTAINER_EMAIL=maintainers@perdure.example
 SOURCE_DATE_EPOCH=$(git -C "$TOP" log -1 --format=%ct 2>/dev/null || echo 1735689600)
 export SOURCE_DATE_EPOCH
 git -C "$TOP" rev-parse -q --verify HEAD >/dev/null || die "packages are built from a git clone, which this is not"
+[[ -z $(git -C "$TOP" status --porcelain) ]] ||
+	say "warning: there are changes that are not committed; they are packaged, under the date of the last commit"
 
-# export_source DIR: what the userspace packages are built from, without what is not committed to git or ignored by it
+# export_source DIR: what the userspace packages are built from, less what git ignores; all of one age, whenever it was checked out
 export_source() {
 	mkdir -p "$1"
 	(cd "$TOP" && git ls-files -co --exclude-standard meson.build meson_options.txt VERSION LICENSES userspace \
 		vm-tests/init vm-tests/lib/vm.py | while read -r f; do [[ ! -e $f ]] || echo "$f"; done |
-		tar -cf - -T -) | tar -C "$1" -xf -
+		tar --mtime="@$SOURCE_DATE_EPOCH" -cf - -T -) | tar -C "$1" -xf -
 	echo "$VERSION" >"$1/VERSION"
 }
 

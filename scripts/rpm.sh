@@ -62,7 +62,7 @@ kernel() {
 	"${make[@]}" run-command KBUILD_RUN_COMMAND='$(srctree)/scripts/package/install-extmod-build '"$headers"
 	"$TOP/packaging/kernel-headers" "$headers"
 	ln -s "/usr/src/kernels/$release" "$modules/build"
-	build kernel-perdure.spec "kversion ${release%%-*}" "krelease $release" "stage $stage"
+	build kernel-perdure.spec "kversion ${release%%-*}" "krelease $release" "release_perdure $(sed 's/.*-perdure-//; s/-/./g' <<<"$release")" "stage $stage"
 }
 
 if [[ $what != kernel ]]; then

@@ -22,7 +22,8 @@ HERE = Path(__file__).resolve().parent
 INIT = HERE / "vm-init"     # beside this file where it is installed, for perdure-vm; else compiled when it is needed
 INSTALLED = INIT.exists()
 TOP = HERE if INSTALLED else HERE.parents[1]
-BUILD = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "perdure" if INSTALLED else TOP / "build"
+CACHE = os.environ.get("XDG_CACHE_HOME") or (os.path.join(os.environ["HOME"], ".cache") if os.environ.get("HOME") else f"/tmp/cache-{os.getuid()}")
+BUILD = Path(CACHE) / "perdure" if INSTALLED else TOP / "build"
 # Another architecture's guests have a directory of its own, and a root in it (scripts/guest-root.sh)
 ARCH = os.environ.get("PERDURE_ARCH", "x86_64")
 ROOT = Path("/")
@@ -168,6 +169,9 @@ def accelerator(vmlinux: Path) -> str:
     name = "kvm" if result.status == 0 else "tcg"
     print(f"vm: {'KVM works' if name == 'kvm' else 'guests do not start under KVM: using TCG, which is slower'}",
           file=sys.stderr)
+    # The image may be what does not start
+    if name == "tcg" and run(Job(["true"], "/"), Machine(vmlinux, LOG / "kvm-probe.log", boot_timeout=60), accel="tcg").status:
+        return name
     cache.parent.mkdir(parents=True, exist_ok=True)
     cache.write_text(f"{boot} {name}\n")
     return name
@@ -184,6 +188,9 @@ def command_line(job: Job, machine: Machine, accel: str, initrd: str, ports: dic
     else:
         accelerated = ["-accel", "tcg,thread=multi" if accel == "tcg" else accel]
     kernel, board, console, processor = machine.vmlinux, "q35,usb=off,vmport=off,smbus=off,sata=off", "ttyS0", "max"
+    if INSTALLED:
+        # QEMU 7.2 leaves wrong flags behind it, and kernels that are shipped allocate memory by it
+        processor = "max,-cx16"
     if ARCH == "arm64":
         # What QEMU starts lies beside it. Signing pointers the architecture's way takes longer than all else
         kernel, board, console, processor = (kernel.parent / "arch/arm64/boot/Image", "virt", "ttyAMA0",
@@ -292,7 +299,7 @@ def run(job: Job, machine: Machine, out: Sink = lambda data: None, err: Sink = l
         found = re.fullmatch(rb"boot\n(?:exit (\d+)\n)?", verdict)
         if found and found[1]:
             return Result(int(found[1]))
-        if late and verdict:
+        if late and (verdict or what == "end"):
             return Result(TIMEOUT, late)
         complaints.seek(0)
         complaint = complaints.read().decode(errors="replace").strip().splitlines()

@@ -143,6 +143,25 @@ def modules() -> None:
     shutil.rmtree(place)
 
 
+def machine() -> None:
+    """perdure-vm starts the installed kernel on this machine's root; the static keys of a busy kernel are switched meanwhile."""
+    place = WORK / "machine"
+    shutil.rmtree(place, ignore_errors=True)
+    place.mkdir()
+    for pattern in DEBS[0], DEBS[2]:
+        package, = (DIST / "N").glob(pattern)
+        run("dpkg-deb", "-x", package, place)
+    image, = (place / "boot").glob("vmlinuz-*")
+    busy = """
+        for n in 1 2 3; do while :; do :; done & done
+        for n in $(seq 200); do echo $((n % 2)) >/proc/sys/kernel/sched_schedstats; done
+        uname -r; exit 7"""
+    text = run(place / "usr/bin/perdure-vm", "--kernel", image, "--accel", "tcg", "--", "sh", "-c", busy, ok=7,
+               env={"XDG_CACHE_HOME": str(place / "cache")})
+    assert image.name.removeprefix("vmlinuz-") in text, text
+    shutil.rmtree(place)
+
+
 def protects(said: list[str], release: str) -> None:
     equal(said, [f"kernel {release}", "download equal, server alive", "done"])
 
@@ -245,10 +264,12 @@ def grubby() -> list[str]:
 
 
 def rpm_install() -> None:
-    """rpm -i makes an initramfs with dracut, tells grubby, and a download outlives the server's fault."""
+    """rpm -i makes an initramfs with dracut, tells grubby, of SELinux too, and a download outlives the server's fault."""
     script = system.root / "usr/bin/grubby"
     script.write_text('#!/bin/sh\necho "$*" >>/grubby.log\n')
     script.chmod(0o755)
+    (system.root / "etc/selinux").mkdir(exist_ok=True)
+    (system.root / "etc/selinux/config").write_text("SELINUX=enforcing\n")
     # Debian's rpm does not know what dpkg has installed
     system.inside("rpm", "-i", "--nodeps", *system.copy("N", "kernel-perdure-6*.rpm", "perdure-0*.rpm"))
     # Where that distribution has its libraries, Debian does not look
@@ -256,7 +277,7 @@ def rpm_install() -> None:
     system.inside("ldconfig")
     release, = system.ours()
     equal(grubby(), [f"--add-kernel=/boot/vmlinuz-{release} --initrd=/boot/initramfs-{release}.img --copy-default "
-                     f"--title=Perdure ({release})"])
+                     f"--title=Perdure ({release})", f"--update-kernel=/boot/vmlinuz-{release} --args=security=selinux"])
     install()
 
 
@@ -269,12 +290,15 @@ def rpm_upgrade() -> None:
 
 
 def rpm_missing() -> None:
-    """Without dracut it says what to do, and the package is installed."""
+    """Without dracut it says what to do, and that helps."""
     dracut = system.root / "usr/bin/dracut"
     dracut.rename(dracut.with_name("dracut.away"))
-    text = system.inside("rpm", "-i", "--nodeps", *system.copy("N", "kernel-perdure-6*.rpm"))
-    assert "dracut is not installed" in text, text
+    package = system.copy("N", "kernel-perdure-6*.rpm")
+    text = system.inside("rpm", "-i", "--nodeps", *package)
+    assert "dracut is not installed" in text and "rpm -i --replacepkgs" in text, text
     dracut.with_name("dracut.away").rename(dracut)
+    system.inside("rpm", "-i", "--nodeps", "--replacepkgs", *package)
+    assert system.initramfs(system.ours()[0]).stat().st_size > 1 << 20
     system.inside("rpm", "-e", "kernel-perdure")
 
 
@@ -282,7 +306,7 @@ def rpm_remove() -> None:
     """Erased, nothing of ours is left, grubby knows, and the distribution's kernel boots."""
     ours = system.ours()
     system.inside("rpm", "-e", "--allmatches", "--nodeps", *system.inside("rpm", "-qa").split())
-    equal(sorted(grubby()[2:]), [f"--remove-kernel=/boot/vmlinuz-{release}" for release in ours])
+    equal(sorted(grubby()[4:]), [f"--remove-kernel=/boot/vmlinuz-{release}" for release in ours])
     gone(system)
 
 
@@ -290,7 +314,7 @@ if __name__ == "__main__":
     WORK.mkdir(parents=True, exist_ok=True)
     part = sys.argv[1]
     if part == "build":
-        main(build, lint, modules)
+        main(build, lint, modules, machine)
     assert os.getuid() == 0, "needs root: it makes file systems and installs packages into them"
     system = System("trixie" if part == "rpm" else part)
     deb = [refuse, interrupt, install, plain, upgrade, remove]

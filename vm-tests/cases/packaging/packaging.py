@@ -190,7 +190,10 @@ def machine() -> None:
     text = run(program, "--kernel", VMLINUX, "--accel", "tcg", "--", "sh", "-c", 'echo "$WORD in $PWD on $(uname -r)"; exit 7',
                ok=7, env=env)
     assert f"passed on in {os.getcwd()} on " in text and "perdure" in text, text
+    run(program, "--kernel", VMLINUX, "--accel", "tcg", "--timeout", "0.2", "true", ok=124, env=env)
     assert "no kernel nonsense" in run(program, "--kernel", "nonsense", "true", ok=125, env=env)
+    run(program, "--rw", "/nonexistent", "true", ok=2, env=env)
+    run("env", "-u", "HOME", "-u", "XDG_CACHE_HOME", program, "--list")
     # A kernel whose configuration says that it cannot start
     image = WORK / "vmlinuz-1"
     image.write_bytes(b"")

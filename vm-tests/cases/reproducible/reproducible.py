@@ -18,10 +18,10 @@ NOBODY = 65534
 FIRST = {"place": "a", "host": "first", "umask": "022", "uid": 0,
          "env": {"TZ": "Pacific/Kiritimati", "LANG": "C.UTF-8", "USER": "root",
                  "CCACHE_DIR": os.environ.get("CCACHE_DIR", str(BUILD / "cache/ccache"))}}
-SECOND = {"place": "b/in/a/much/longer/path", "host": "another", "umask": "077", "uid": NOBODY,
+SECOND = {"place": "b/in/a/much/longer/path", "host": "another", "umask": "077", "uid": NOBODY, "age": "2020-02-02",
           "env": {"TZ": "America/Los_Angeles", "LANG": "de_DE.UTF-8", "LC_ALL": "C", "USER": "nobody", "LOGNAME": "nobody",
                   "EMAIL": "nobody@localhost", "DEBFULLNAME": "Nobody", "HOME": str(WORK / "home"), "CCACHE_DISABLE": "1",
-                  "DEB_BUILD_OPTIONS": "parallel=1", "CFLAGS": "", "SOURCE_DATE_EPOCH": "1"}}
+                  "DEB_BUILD_OPTIONS": "parallel=1", "CFLAGS": "-O0 -DX", "SOURCE_DATE_EPOCH": "1"}}
 
 
 def clone(how: dict) -> Path:
@@ -30,6 +30,8 @@ def clone(how: dict) -> Path:
     shutil.rmtree(place, ignore_errors=True)
     place.parent.mkdir(parents=True, exist_ok=True)
     run("git", "clone", "-q", TOP, place)
+    if "age" in how:
+        run("find", place, "-name", ".git", "-prune", "-o", "-exec", "touch", "-h", "-d", how["age"], "{}", "+")
     (place / "build/cache").mkdir(parents=True)
     for file in (BUILD / "cache").iterdir():
         if file.is_file():
