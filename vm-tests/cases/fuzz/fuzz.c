@@ -529,7 +529,7 @@ static void op_lazy(void)
 	struct uffdio_lazy_attach a = { .size = sizeof(a), .event_fd = -1, .extents = (uintptr_t)ext, .nr_extents = 1 };
 	struct uffdio_lazy_load load = { .size = sizeof(load), .ranges = (uintptr_t)&range, .nr_ranges = 1 };
 	struct uffdio_lazy_stat *st = (void *)(ARENA + 60 * PG + my_thread * 256);
-	int fd = syscall(SYS_userfaultfd, O_CLOEXEC | O_NONBLOCK | UFFD_USER_MODE_ONLY);
+	int fd = syscall(SYS_userfaultfd, O_CLOEXEC | O_NONBLOCK);
 	char path[128];
 
 	snprintf(path, sizeof(path), "%s/image", shm->dir);

@@ -2,6 +2,7 @@
 /* What is refused, and what happens when the image cannot be read. */
 #include "nf.h"
 
+#include <sys/fsuid.h>
 #include <sys/klog.h>
 #include <sys/mount.h>
 
@@ -72,6 +73,53 @@ T(attach_errors)
 	T_ERR(open(path, O_RDWR), ETXTBSY);
 	T_ERR(truncate(path, 0), ETXTBSY);
 	T_EQ(nf_count(p, 1, 0, 16), 16);
+}
+
+static int attach_one(int uffd, int image, void *addr)
+{
+	struct uffdio_lazy_extent e = nf_extent(addr, 1, 0);
+	struct uffdio_lazy_attach a = nf_args(image, &e, 1, 0);
+
+	return ioctl(uffd, UFFDIO_LAZY_ATTACH, &a);
+}
+
+/* The kernel's own faults are served, and nobody can write the image: neither is for everybody. Nor is every file an image */
+T(permission)
+{
+	struct uffdio_api api = { .api = UFFD_API };
+	int uffd = nf_uffd(), user = T_OK(syscall(SYS_userfaultfd, UFFD_USER_MODE_ONLY)), image = nf_image(1, 8);
+	char *p = nf_map(8), path[PATH_MAX];
+
+	T_OK(ioctl(user, UFFDIO_API, &api));
+	T_ERR(attach_one(user, image, p), EPERM);
+	T_ERR(attach_one(uffd, T_OK(open("/sys/kernel/uevent_seqnum", O_RDONLY)), p), EINVAL);
+	nf_register(uffd, p, 8);
+	T_OK(chmod(t_path(path, "image1"), 0644));
+	setfsuid(65534);
+	T_ERR(attach_one(uffd, image, p), EPERM);
+	setfsuid(0);
+	T_OK(chmod(path, 0666));
+	setfsuid(65534);
+	T_OK(attach_one(uffd, image, p));
+	setfsuid(0);
+	T_EQ(nf_count(p, 1, 0, 1), 1);
+}
+
+/* When all is loaded everything is unregistered: nothing may be that somebody else fills */
+T(other_kinds_of_memory)
+{
+	char *p = nf_map(8), *shared = mmap(NULL, 8 * PG, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+	struct uffdio_register reg = { .range = { (uintptr_t)shared, 8 * PG }, .mode = UFFDIO_REGISTER_MODE_MISSING };
+	int uffd = nf_uffd(), image = nf_image(1, 8);
+
+	T_ASSERT(shared != MAP_FAILED);
+	nf_register(uffd, p, 8);
+	T_OK(ioctl(uffd, UFFDIO_REGISTER, &reg));
+	T_ERR(attach_one(uffd, image, p), EINVAL);
+	T_OK(ioctl(uffd, UFFDIO_UNREGISTER, &reg.range));
+	T_OK(attach_one(uffd, image, p));
+	T_ERR(ioctl(uffd, UFFDIO_REGISTER, &reg), EINVAL);
+	T_EQ(nf_count(p, 1, 0, 1), 1);
 }
 
 /*

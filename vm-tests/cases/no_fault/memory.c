@@ -393,6 +393,104 @@ T(coredump_is_whole)
 	T_EQ(good, 200);
 }
 
+/* Where nothing is dumped, nothing is loaded for it */
+T(no_core_no_load)
+{
+	struct rlimit none = { 0, 0 };
+	int ready[2], uffd, pidfd;
+	char number[16] = "";
+	pid_t pid;
+
+	T_OK(pipe(ready));
+	pid = t_fork();
+	if (!pid) {
+		nf_missing(&uffd, 1, 200);
+		prctl(PR_SET_DUMPABLE, 1);
+		T_OK(setrlimit(RLIMIT_CORE, &none));
+		T_ASSERT(dprintf(ready[1], "%d", uffd) > 0);
+		pause();
+		abort();
+	}
+	T_ASSERT(read(ready[0], number, sizeof(number) - 1) > 0);
+	pidfd = T_OK(syscall(SYS_pidfd_open, pid, 0));
+	uffd = T_OK(syscall(SYS_pidfd_getfd, pidfd, atoi(number), 0));
+	T_OK(kill(pid, SIGABRT));
+	T_KILLED(t_wait(pid), SIGABRT);
+	T_EQ(nf_stat(uffd).by_load, 0);
+}
+
+/* A page that moves takes the hole that it fills along, or leaves it: refused */
+T(userfaultfd_move)
+{
+	int uffd;
+	char *p = nf_missing(&uffd, 1, 8), *other = nf_map(8);
+	struct move {
+		uint64_t dst, src, len, mode;
+		int64_t moved;
+	} out = { (uintptr_t)other, (uintptr_t)p, PG, 0, 0 }, in = { (uintptr_t)p, (uintptr_t)other, PG, 0, 0 };
+	int second = nf_uffd_with(0);
+
+	memset(other, 1, 8 * PG);
+	T_ERR(ioctl(uffd, _IOWR(0xAA, 0x05, struct move), &in), EBUSY);
+	T_OK(madvise(other, 8 * PG, MADV_DONTNEED));
+	nf_register(second, other, 8);
+	T_EXPECT(nf_is(p, 1, 0));
+	T_ERR(ioctl(second, _IOWR(0xAA, 0x05, struct move), &out), EBUSY);
+	T_EQ(nf_count(p, 1, 0, 8), 8);
+}
+
+/* Private memory of /dev/zero is anonymous, although it has a file */
+T(private_dev_zero)
+{
+	int uffd = nf_uffd(), image = nf_image(1, 64), zero = T_OK(open("/dev/zero", O_RDWR)), null = T_OK(open("/dev/null", O_WRONLY));
+	char *p = mmap(NULL, 64 * PG, PROT_READ | PROT_WRITE, MAP_PRIVATE, zero, 0);
+
+	T_ASSERT(p != MAP_FAILED);
+	nf_register(uffd, p, 64);
+	nf_attach(uffd, image, p, 64, 0, 1, NO_START);
+	T_EXPECT(nf_is(p, 1, 0));
+	T_EQ(write(null, p + PG, PG), (ssize_t)PG);
+	T_OK(nf_load(uffd, p + 10 * PG, 10, 0, NULL));
+	nf_start(uffd);
+	T_EQ(nf_wait(uffd), UFFD_LAZY_COMPLETE);
+	T_EQ(nf_count(p, 1, 0, 64), 64);
+}
+
+/*
+ * In the middle of a system call that has locked an inode, the image's must not be taken. lockdep sees it also where nobody
+ * is in the way
+ */
+T(system_calls_with_locks)
+{
+	char path[] = "/mnt/nf/imageXXXXXX", to[] = "/mnt/nf/toXXXXXX", page[PG];
+	int out = T_OK(mkstemp(to)), uffd, image;
+	char *p;
+
+	close(T_OK(mkstemp(path)));
+	for (int direct = 0; direct < 2; direct++) {
+		close(nf_image_at(path, 1, 256));
+		image = T_OK(open(path, O_RDONLY | (direct ? O_DIRECT : 0)));
+		p = nf_map(256);
+		uffd = nf_uffd();
+		nf_register(uffd, p, 256);
+		nf_attach(uffd, image, p, 256, 0, 100, NO_START);
+		T_OK(fsync(image));
+		T_OK(posix_fadvise(image, 0, 256 * PG, POSIX_FADV_DONTNEED));
+		/* Writes from what is missing, and reads of the image into it */
+		T_EQ(pwrite(out, p + 3 * PG, PG, 0), (ssize_t)PG);
+		T_EQ(pread(out, page, PG, 0), (ssize_t)PG);
+		T_EXPECT(nf_is(page, 1, 3));
+		T_EQ(pread(image, p + 128 * PG, PG, 129 * PG), (ssize_t)PG);
+		T_EXPECT(nf_is(p + 128 * PG, 1, 129));
+		T_EQ(nf_count(p, 1, 0, 128) + nf_count(p + 129 * PG, 1, 129, 127), 255);
+		close(uffd);
+		close(image);
+		T_OK(munmap(p, 256 * PG));
+	}
+	T_OK(unlink(path));
+	T_OK(unlink(to));
+}
+
 /* Pages that have been loaded and swapped out are not missing */
 T_LIMIT(swapped_out, 40)
 {
