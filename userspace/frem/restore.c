@@ -33,6 +33,7 @@
 #define PIECE_MIN	(128 << 10)	/* bytes */
 #define PIECE_MAX	(4 << 20)
 #define SEEKS_S		500		/* what lies between two pieces is read, too, when that takes less than a seek */
+#define RANGES_MAX	1048576		/* that one UFFDIO_LAZY_LOAD takes */
 #define FINISHED	0x52535446	/* from CRIU in place of a process's number: that was the last one */
 
 enum lap { CHECKED, PREPARED, CRIU, TOUCHED, RESUMED, LAPS };
@@ -297,6 +298,9 @@ static void restore_plain(void)
 {
 	int status;
 
+	/* What the attempt before has killed is to be gone, for its numbers */
+	for (int i = 0; i < 100 && run.root > 0 && !kill(run.root, 0); i++)
+		usleep(50000);
 	unlink(in_dir("no"));	/* of the attempt before, if there was one */
 	spawn_criu(false);
 	status = wait_for_criu();
@@ -444,10 +448,10 @@ static void receive(void)
 		why(run.refused, "process %d is not in the descriptor", pid);
 	} else {
 		process->uffd = receive_fd(run.connection);
-		if (process->uffd < 0 || (process->nr_lazy && attach(process))) {
+		if (process->uffd < 0 || (process->nr_lazy && attach(process)))
 			why(run.refused, "process %d: %s", pid, strerror(errno));
-		} else if (!process->nr_lazy) {
-			/* CRIU waits for its events to be read while it is open */
+		/* CRIU waits for its events to be read while it is open */
+		if (process->uffd >= 0 && (!process->nr_lazy || *run.refused)) {
 			close(process->uffd);
 			process->uffd = -1;
 		}
@@ -471,13 +475,19 @@ static int load(struct process *process, const struct uffdio_range *ranges, size
 static int load_touched(struct process *process, int flags)
 {
 	struct uffdio_range *ranges = calloc(process->nr_touched + 1, sizeof(*ranges));
+	size_t nr, done = 0;
 	int err;
 
 	if (!ranges)
 		die("out of memory");
 	for (size_t i = 0; i < process->nr_touched; i++)
 		ranges[i] = (struct uffdio_range){ process->touched[i].addr, process->touched[i].len };
-	err = load(process, ranges, process->nr_touched, flags);
+	/* What does not come first comes later: only those who wait for it need all */
+	do {
+		nr = process->nr_touched - done < RANGES_MAX ? process->nr_touched - done : RANGES_MAX;
+		err = load(process, ranges + done, nr, flags);
+		done += nr;
+	} while (!err && !(flags & UFFD_LAZY_FIRST) && done < process->nr_touched);
 	free(ranges);
 	return err;
 }
@@ -533,7 +543,11 @@ static int serve(void)
 			fds[STAGE].fd = -1;
 			read_root();
 			lap(CRIU);
-			start_loading();
+			/* A stage that fails here CRIU only takes note of */
+			if (*run.refused)
+				kill_processes();
+			else
+				start_loading();
 			lap(TOUCHED);
 			release();
 		} else if (fds[ENDED].revents) {
@@ -709,6 +723,9 @@ int restore(const char *dir, const struct restore_options *opt)
 	run.opt = opt;
 	sigaction(SIGINT, &sa, NULL);
 	sigaction(SIGTERM, &sa, NULL);
+	/* Ignored, it is nohup's wish */
+	if (signal(SIGHUP, SIG_IGN) != SIG_IGN)
+		sigaction(SIGHUP, &sa, NULL);
 	snprintf(path, sizeof(path), "%s:/usr/sbin:/usr/local/sbin", getenv("PATH") ?: "/usr/bin:/bin");
 	setenv("PATH", path, 1);
 

@@ -2,6 +2,8 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
 """Checkpoints and restores a process that knows its memory, and damages checkpoints."""
 
+import importlib.machinery
+import importlib.util
 import json
 import os
 import shutil
@@ -179,6 +181,67 @@ def not_lazily(place: Path) -> None:
 
 
 @case
+def too_late(place: Path) -> None:
+    """what the kernel refuses when CRIU is past undoing it does not run, and is restored without lazy pages"""
+    if not LAZY:
+        return
+    target = Target(place, children=1)
+    frem("checkpoint", str(target.pid), "--dir", str(place / "c"), "--window", "0.2")
+    target.end()
+    os.environ |= {"LD_PRELOAD": str(TARGET.with_name("frem-late.so")), "FREM_LATE": str(2 * SLOW)}
+    try:
+        result, text = frem("restore", "--dir", str(place / "c"), "--json")
+    finally:
+        del os.environ["LD_PRELOAD"], os.environ["FREM_LATE"]
+    assert result["mode"] == "plain" and "Too many open files" in text, (result, text)
+    target.check()
+    target.end()
+
+
+@case
+def kept_until_stored(place: Path) -> None:
+    """with --kill the process ends when its checkpoint is whole: where that cannot be written, it goes on"""
+    target = Target(place)
+    path = os.environ["PATH"]
+    criu = shutil.which("criu", path=f"{path}:/usr/sbin:/usr/local/sbin")
+    (place / "criu").write_text(f'#!/bin/sh\n[ "$1" != dump ] || mkdir "$5/frem.descriptor.new"\nexec {criu} "$@"\n')
+    (place / "criu").chmod(0o700)
+    os.environ["PATH"] = f"{place}:{path}"
+    try:
+        frem("checkpoint", str(target.pid), "--dir", str(place / "bad"), "--kill", status=1)
+    finally:
+        os.environ["PATH"] = path
+    assert not (place / "bad/frem.descriptor").exists()
+    before = target.rounds()
+    wait("it goes on", lambda: target.rounds() > before)
+    frem("checkpoint", str(target.pid), "--dir", str(place / "c"), "--kill")
+    target.process.wait()
+    frem("restore", "--dir", str(place / "c"))
+    target.check()
+    target.end()
+
+
+@case
+def newer_page_maps(place: Path) -> None:
+    """CRIU since 4.2 counts pages in another field"""
+    source = Path(os.environ["PERDURE_TOP"]) / "userspace/frem/frem-checkpoint"
+    loader = importlib.machinery.SourceFileLoader("frem_checkpoint", str(source))
+    module = importlib.util.module_from_spec(importlib.util.spec_from_loader(loader.name, loader))
+    loader.exec_module(module)
+    target = Target(place)
+    frem("checkpoint", str(target.pid), "--dir", str(place / "c"), "--window", "0.2")
+    target.end()
+    image = place / "c" / f"pagemap-{target.pid}.img"
+    old = module.page_map(place / "c", target.pid)
+    head, *entries = module.messages(image)
+    new = [head, *(module.encoded(module.numbers(data) | {2: 0, 5: module.numbers(data)[2]}) for data in entries)]
+    image.write_bytes(image.read_bytes()[:8] + b"".join(len(data).to_bytes(4, "little") + data for data in new))
+    assert module.page_map(place / "c", target.pid) == old and old[2] >= MEGABYTES << 20, old
+    module.mark_lazy(place / "c", target.pid)
+    assert module.page_map(place / "c", target.pid)[2] == old[2]
+
+
+@case
 def unmarked(place: Path) -> None:
     """where CRIU marks nothing to come later, for a stack pointer at the start of a page, frem does; locked memory comes first"""
     for name, children in (("aligned", 0), ("aligned", 1), ("locked", 0), ("locked", 1)):
@@ -213,14 +276,24 @@ def periodic(place: Path) -> None:
     expected = second["bytes"] / (8e6 + first["touched_bytes"] / first["window_s"])
     assert expected < second["bytes"] / 8e6 and abs(second["window_s"] - min(3, expected)) < 1 * SLOW, (first, second)
     assert sorted(path.name for path in (place / "c").iterdir()) == ["000002", "000003", "latest"]
-    # One that was cut short is not in the way of the next
+    # One that was cut short is not in the way of the next, nor a link that was
     (place / "c/000008/pages").mkdir(parents=True)
+    (place / "c/latest.new").symlink_to("000008")
     taken, _ = frem("checkpoint", str(target.pid), "--dir", str(place / "c"), "--every", "1", "--count", "1", "--window", "0.1", "--json")
     assert taken["directory"].endswith("/000009") and os.readlink(place / "c/latest") == "000009", taken
+    # Ended in the window, it is whole but for what was touched
+    process = subprocess.Popen(["frem", "checkpoint", str(target.pid), "--dir", str(place / "c"), "--every", "100", "--window", "99"],
+                               stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    wait("the window", lambda: (place / "c/000010/frem.descriptor").exists())
+    process.terminate()
+    assert process.wait() == 128 + signal.SIGTERM, process.returncode
     target.end()
-    frem("restore", "--dir", str(place / "c" / "latest"))
-    target.check()
-    target.end()
+    for name in "latest", "000010":
+        frem("restore", "--dir", str(place / "c" / name))
+        target.check()
+        target.end()
+        for path in target.place.glob("*check*"):
+            path.unlink()
 
 
 @case
@@ -228,11 +301,14 @@ def killed(place: Path) -> None:
     """frem is killed in the middle of a checkpoint: the process goes on, and can be checkpointed again"""
     target = Target(place)
     stat = Path(f"/proc/{target.pid}/stat")
-    for number, status in (signal.SIGTERM, 128 + signal.SIGTERM), (signal.SIGKILL, -signal.SIGKILL):
-        process = subprocess.Popen(["frem", "checkpoint", str(target.pid), "--dir", str(place / number.name)],
-                                   stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    for number, status, how in ((signal.SIGTERM, 128 + signal.SIGTERM, "--json"), (signal.SIGTERM, 128 + signal.SIGTERM, "--kill"),
+                                (signal.SIGINT, 130, "--no-track"), (signal.SIGKILL, -signal.SIGKILL, "--json")):
+        process = subprocess.Popen(["frem", "checkpoint", str(target.pid), "--dir", str(place / f"{number.name}{how}"), how],
+                                   stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+                                   start_new_session=True)
         wait("it stands still", lambda: stat.read_text().rpartition(")")[2].split()[0] == "t")
-        process.send_signal(number)
+        # A terminal interrupts all of the group
+        os.killpg(process.pid, number) if number == signal.SIGINT else process.send_signal(number)
         assert process.wait() == status, (number, process.returncode)
         before = target.rounds()
         wait("it goes on", lambda: target.rounds() > before)
@@ -298,6 +374,12 @@ def refusals(place: Path) -> None:
     frem("checkpoint", str(target.pid), "--dir", str(good), "--window", "0.2")
     _, text = frem("checkpoint", str(target.pid), "--dir", str(good), status=1)
     assert "not empty" in text, text
+    (place / "open").mkdir()
+    (place / "open").chmod(0o777)
+    _, text = frem("checkpoint", str(target.pid), "--dir", str(place / "open"), status=1)
+    assert "others can write there" in text, text
+    for wrong in ["--keep", "0"], ["--every", "-1"], ["--window", "0"], ["--every", "1", "--kill"]:
+        frem("checkpoint", str(target.pid), "--dir", str(place / "x"), *wrong, status=2)
     _, text = frem("restore", "--dir", str(place / "nothing"), status=1)
     assert "not a checkpoint" in text, text
     _, text = frem("restore", "--dir", str(good), status=1)
