@@ -97,6 +97,16 @@ static const char *unescape(const char *s, unsigned char *c)
 	return s + 1;
 }
 
+static void print_char(unsigned char c)
+{
+	if (c == '"' || c == '\\')
+		printf("\\%c", c);
+	else if (c < ' ' || c > '~')
+		printf("\\u%04x", c);
+	else
+		putchar(c);
+}
+
 /* To the end of the string, or to the next space where that ends it. */
 static const char *print_string(const char *s, bool to_space)
 {
@@ -105,12 +115,7 @@ static const char *print_string(const char *s, bool to_space)
 	putchar('"');
 	while (*s && !(to_space && *s == ' ')) {
 		s = unescape(s, &c);
-		if (c == '"' || c == '\\')
-			printf("\\%c", c);
-		else if (c < ' ' || c > '~')
-			printf("\\u%04x", c);
-		else
-			putchar(c);
+		print_char(c);
 	}
 	putchar('"');
 	return s;
@@ -118,19 +123,20 @@ static const char *print_string(const char *s, bool to_space)
 
 static void print_value(const struct pair *p)
 {
-	bool words = !strcmp(p->key, "argv") || !strcmp(p->key, "policy");
+	bool policy = !strcmp(p->key, "policy"), text = !strcmp(p->key, "comm") || !strcmp(p->key, "path");
 	const char *s = p->value;
 
-	if (words) {
+	if (policy && !strcmp(s, "-")) {
+		printf("[]");
+	} else if (policy || !strcmp(p->key, "argv")) {
+		/* A space is always between two, of which each may be empty */
 		putchar('[');
-		/* "-": no policy */
-		while (*s && strcmp(p->value, "-")) {
-			s = print_string(s, true);
-			if (*s == ' ' && *++s)
-				printf(", ");
+		while (*(s = print_string(s, true))) {
+			printf(", ");
+			s++;
 		}
 		putchar(']');
-	} else if (is_number(s)) {
+	} else if (!text && is_number(s)) {
 		printf("%s", s);
 	} else {
 		print_string(s, false);
@@ -142,8 +148,11 @@ static void print_object(long pid, const char *comm, const struct pair *pairs, i
 {
 	putchar('{');
 	if (pid) {
-		printf("\"pid\": %ld, \"comm\": ", pid);
-		print_string(comm, false);
+		/* /proc/PID/comm escapes nothing */
+		printf("\"pid\": %ld, \"comm\": \"", pid);
+		while (*comm)
+			print_char(*comm++);
+		putchar('"');
 	}
 	for (int i = 0; i < n; i++) {
 		printf("%s\"%s\": ", i || pid ? ", " : "", pairs[i].key);
@@ -206,7 +215,12 @@ static void comm_of(long pid, char *comm, size_t size)
 	/* Gone meanwhile, or not readable */
 	if (n <= 0)
 		strcpy(comm, "-");
-	comm[strcspn(comm, "\n")] = 0;
+	else if (comm[n - 1] == '\n')
+		comm[n - 1] = 0;
+	/* A terminal would obey what a process calls itself */
+	for (; !json && *comm; comm++)
+		if (!isprint((unsigned char)*comm))
+			*comm = '?';
 }
 
 /* False when there is no such process, or it does not say. */

@@ -39,6 +39,7 @@ static struct {
 	int child_id;
 	bool try, fresh;
 	const char *again;		/* descriptors that the program was given, from an earlier generation of us */
+	char *path;			/* and what that found: the working directory may be another by now */
 	const char *listen[MAX_LISTEN];
 	int listens;
 	struct restart_policy policy;
@@ -88,6 +89,7 @@ static int options(int argc, char **argv)
 		{ "try", no_argument, NULL, 'n' },
 		{ "help", no_argument, NULL, 'h' },
 		{ "again", required_argument, NULL, 'A' },
+		{ "path", required_argument, NULL, 'P' },
 		{ NULL, 0, NULL, 0 },
 	};
 	struct restart_policy *p = &opt.policy;
@@ -130,6 +132,9 @@ static int options(int argc, char **argv)
 			break;
 		case 'A':
 			opt.again = optarg;
+			break;
+		case 'P':
+			opt.path = optarg;
 			break;
 		case 'h':
 			usage(stdout);
@@ -314,7 +319,8 @@ static void enroll(const char *path, char **argv)
 			unable("this kernel cannot register what is executed next: it is older than this program");
 			return;
 		case E2BIG:
-			errx(FAILED, "arguments and environment are more than 128 KiB: env -i makes the environment small");
+			unable("arguments and environment are more than 128 KiB: env -i makes the environment small");
+			return;
 		case ENOENT:
 		case ENOTDIR:
 			err(NOT_FOUND, "%s", path);
@@ -325,18 +331,22 @@ static void enroll(const char *path, char **argv)
 	if (!opt.policy.flags && !opt.policy.heartbeat_ns)
 		return;
 	if (perdure_setpolicy(&opt.policy, sizeof(opt.policy))) {
-		if (errno != ENOSYS && errno != EPERM && errno != EOPNOTSUPP)
+		const char *why = "this kernel knows no policies: it is older than this program";
+
+		if (errno == EINVAL)
+			why = "this kernel does not know this policy (--quarantine needs CONFIG_ZLR_IO)";
+		else if (errno != ENOSYS && errno != EPERM && errno != EOPNOTSUPP)
 			err(FAILED, "policy");
 		if (!opt.try)
-			errx(FAILED, "this kernel knows no policies: it is older than this program");
-		warnx("this kernel knows no policies: kernel.restart.min_interval_ms rules");
+			errx(FAILED, "%s", why);
+		warnx("%s: kernel.restart.min_interval_ms rules", why);
 	}
 }
 
-/* argv with --again and the list after "run", for the next generation of ourselves */
-static char **arguments_again(int argc, char **argv, char *list)
+/* argv with --again and --path after "run", for the next generation of ourselves */
+static char **arguments_again(int argc, char **argv, char *list, char *path)
 {
-	char **again = calloc(argc + 4, sizeof(*again));
+	char **again = calloc(argc + 6, sizeof(*again));
 	int n = 0;
 
 	if (!again)
@@ -345,6 +355,8 @@ static char **arguments_again(int argc, char **argv, char *list)
 	again[n++] = "run";
 	again[n++] = "--again";
 	again[n++] = list;
+	again[n++] = "--path";
+	again[n++] = path;
 	memcpy(again + n, argv + 1, argc * sizeof(*argv));
 	return again;
 }
@@ -358,7 +370,7 @@ int run(int argc, char **argv)
 
 	if (opt.again)
 		close_others(opt.again);
-	path = find(*program);
+	path = opt.path ? opt.path : find(*program);
 	privileged = is_privileged(path);
 	if (privileged && !opt.try)
 		errx(NOT_EXECUTABLE, "%s gets privileges when it is executed, and may not be registered by one who has not: "
@@ -373,7 +385,7 @@ int run(int argc, char **argv)
 		if (n < 0)
 			err(FAILED, "--fresh needs /proc: /proc/self/exe");
 		self[n] = 0;
-		enroll(self, arguments_again(argc, argv, given()));
+		enroll(self, arguments_again(argc, argv, given(), path));
 	} else {
 		/* Once more, to keep it over the next execve(2), too; the policy is there. */
 		char again[PATH_MAX];

@@ -277,10 +277,12 @@ bool http_parse(const char *buf, size_t len, struct request *rq)
 
 static void format_date(int64_t t, char out[64])
 {
-	time_t time = t;
+	time_t time = t, epoch = 0;
 	struct tm tm;
 
-	strftime(out, 64, HTTP_DATE, gmtime_r(&time, &tm));
+	if (!gmtime_r(&time, &tm))		/* a file may be of any year */
+		gmtime_r(&epoch, &tm);
+	strftime(out, 64, HTTP_DATE, &tm);
 }
 
 static bool parse_date(struct slice s, int64_t *t)

@@ -5,8 +5,8 @@
 
 #include "state.h"
 
-#define REQUEST_MAX	8192		/* request line and headers: 431 beyond */
-#define TARGET_MAX	2048		/* request target: 414 beyond */
+#define REQUEST_MAX	8192		/* request line and headers: 431 beyond, 414 if the line alone is */
+#define TARGET_MAX	2048		/* request target: 414 beyond, or where the path does not fit */
 #define HEADER_MAX	(3 * EXPNFILENAME_MAX + 1024)	/* a Location of nothing but %xx fits */
 
 struct slice {

@@ -38,6 +38,7 @@
 #define CHUNK		(128 * 1024)	/* of a file, in one step */
 #define CHECK_MS	1000		/* between two looks at the deadlines */
 #define LINGER_MS	2000		/* how long to read on after an answer that closes the connection */
+#define FDS_MAX		(2 * opt.max_connects + 64)	/* two for each connection, and some for ourselves */
 
 /* What can be lost: it is rebuilt from the state area and the kernel's counts. */
 struct conn {
@@ -571,6 +572,29 @@ static void start(char **argv)
 
 /* Recovery */
 
+/* Whether a descriptor is one that we can have; see raise_limit(). */
+static bool in_range(int fd)
+{
+	return fd >= 0 && fd < FDS_MAX;
+}
+
+/* A stray write before the fault may have hit what is used as an index, or as a string, from here on. */
+static bool sane(void)
+{
+	if (!in_range(g->epoll_fd) || !in_range(g->root_fd) || (g->listen_fd != -1 && !in_range(g->listen_fd)) ||
+	    g->slots_used < 0 || g->slots_used > opt.max_connects)
+		return false;
+	for (int i = 0; i < g->slots_used; i++) {
+		struct httpd_state_var *v = &state->conn[i];
+
+		if (v->conn_stage != SLOT_FREE &&
+		    (!in_range(v->conn_fd) || (v->file_fd != -1 && !in_range(v->file_fd)) ||
+		     !memchr(v->expnfilename, '\0', sizeof(v->expnfilename))))
+			return false;
+	}
+	return true;
+}
+
 /*
  * A request that crashes the server again and again must not take the other connections with it. The kernel says
  * which file was read last, the state whether we were working on it, and the signal whether it came from outside.
@@ -632,9 +656,8 @@ static void recover_connection(struct httpd_state_var *v, int suspect_fd)
 /* Files that nobody knows; see rule 4. */
 static void adopt_orphans(void)
 {
-	int max = 2 * opt.max_connects + 64;
 	DIR *dir = opendir("/proc/self/fd");
-	bool *known = calloc(max, sizeof(*known));
+	bool *known = calloc(FDS_MAX, sizeof(*known));
 	struct dirent *d;
 
 	if (!dir || !known)
@@ -653,7 +676,7 @@ static void adopt_orphans(void)
 		int fd = atoi(d->d_name), type, listens;
 		socklen_t len = sizeof(int);
 
-		if (fd <= STDERR_FILENO || fd >= max || known[fd])
+		if (fd <= STDERR_FILENO || fd >= FDS_MAX || known[fd])
 			continue;
 		if (fcntl(fd, F_GET_SEALS) > F_SEAL_SEAL)	/* a state area: only these have been sealed so far */
 			continue;
@@ -748,7 +771,7 @@ int main(int argc, char **argv)
 	raise_limit();
 
 	restarted = getreginfo(&info) == 1 && info.is_restarted;
-	if (restarted && !(open_state() && g->zero_loss)) {
+	if (restarted && !(open_state() && g->zero_loss && sane())) {
 		say("the state is of no use: starting afresh, without the connections");
 		restarted = false;
 	}

@@ -3,6 +3,7 @@
 
 import hashlib
 import os
+import pwd
 import re
 import selectors
 import shutil
@@ -15,6 +16,7 @@ import threading
 import time
 import tty
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -22,8 +24,20 @@ HERE = Path(__file__).resolve().parent
 INIT = HERE / "vm-init"     # beside this file where it is installed, for perdure-vm; else compiled when it is needed
 INSTALLED = INIT.exists()
 TOP = HERE if INSTALLED else HERE.parents[1]
-CACHE = os.environ.get("XDG_CACHE_HOME") or (os.path.join(os.environ["HOME"], ".cache") if os.environ.get("HOME") else f"/tmp/cache-{os.getuid()}")
-BUILD = Path(CACHE) / "perdure" if INSTALLED else TOP / "build"
+
+
+def find_cache() -> Path:
+    """Never a name in /tmp that others can foresee."""
+    if where := os.environ.get("XDG_CACHE_HOME"):
+        return Path(where)
+    if home := os.environ.get("HOME"):
+        return Path(home, ".cache")
+    with suppress(KeyError):
+        home = pwd.getpwuid(os.getuid()).pw_dir
+    return Path(home, ".cache") if home and os.access(home, os.W_OK) else Path(tempfile.mkdtemp(prefix="perdure-"))
+
+
+BUILD = find_cache() / "perdure" if INSTALLED else TOP / "build"
 # Another architecture's guests have a directory of its own, and a root in it (scripts/guest-root.sh)
 ARCH = os.environ.get("PERDURE_ARCH", "x86_64")
 ROOT = Path("/")

@@ -68,7 +68,9 @@ static inline int journal_apply(const struct journal *j, uint64_t commit)
 	while (pos < commit) {
 		const struct entry *e = (const struct entry *)(j->log + pos);
 
-		if (e->offset > j->size || e->len > j->size - e->offset)
+		/* It may have been damaged: no entry goes beyond the log. */
+		if (commit - pos < sizeof(*e) || e->offset > j->size || e->len > j->size - e->offset ||
+		    entry_size(e->len) > commit - pos)
 			return -1;
 		memcpy(j->data + e->offset, e + 1, e->len);
 		pos += entry_size(e->len);

@@ -130,6 +130,14 @@ static int new_sem(struct header *h)
 /* Threads make and remove areas one at a time; and processes, by a lock on the file. */
 static pthread_mutex_t one = PTHREAD_MUTEX_INITIALIZER;
 
+/* 0, or an errno: somebody else's, or open to others, is not to be trusted, nor ever to unlock it. */
+static int check_file(int fd, struct stat *st)
+{
+	if (fstat(fd, st))
+		return errno;
+	return st->st_uid != geteuid() || (st->st_mode & 077) ? EPERM : 0;
+}
+
 /*
  * Open the file and lock it. A record lock belongs to the process; a restart in here does not lock the new
  * generation out.
@@ -143,14 +151,12 @@ static int open_file(const char *path, int flags, struct stat *st)
 
 		if (fd < 0)
 			return -1;
-		do
-			err = fcntl(fd, F_SETLKW, &lock) ? errno : 0;
-		while (err == EINTR);
-		if (!err && fstat(fd, st))
-			err = errno;
-		/* Somebody else's, or open to others: not to be trusted. */
-		if (!err && (st->st_uid != geteuid() || (st->st_mode & 077)))
-			err = EPERM;
+		err = check_file(fd, st);
+		while (!err && fcntl(fd, F_SETLKW, &lock))
+			err = errno == EINTR ? 0 : errno;
+		/* Once more: it may have been removed or have grown while we waited. */
+		if (!err)
+			err = check_file(fd, st);
 		if (!err && st->st_nlink)
 			return fd;
 		close(fd);

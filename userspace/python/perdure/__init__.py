@@ -152,8 +152,15 @@ def _fd(file: File) -> int:
     return file if isinstance(file, int) else file.fileno()
 
 
+def _string(string: str | bytes) -> bytes:
+    raw = os.fsencode(string)
+    if 0 in raw:    # where it would end in C
+        raise ValueError(f"embedded null byte in {string!r}")
+    return raw
+
+
 def _strings(strings: Sequence[str]) -> Any:
-    return (c_char_p * (len(strings) + 1))(*map(os.fsencode, strings), None)
+    return (c_char_p * (len(strings) + 1))(*map(_string, strings), None)
 
 
 # ---- registration ----
@@ -180,7 +187,7 @@ def register(path: str | None = None, argv: Sequence[str] | None = None, env: Ma
     if argv is None:
         argv = sys.orig_argv
     strings = [f"{name}={value}" for name, value in (os.environ if env is None else env).items()]
-    _call(_reregist, os.fsencode(path), _strings(argv), _strings(strings), child_id)
+    _call(_reregist, _string(path), _strings(argv), _strings(strings), child_id)
 
 
 def unregister() -> None:
@@ -299,7 +306,7 @@ class State:
 
     def __init__(self, name: str, size: int, layout: int = 1, address: int | None = None) -> None:
         inherited = c_int()
-        self._area = _state_open(name.encode(), size, layout, address, byref(inherited))
+        self._area = _state_open(_string(name.encode()), size, layout, address, byref(inherited))
         if not self._area:
             error = ctypes.get_errno()
             raise OSError(error, os.strerror(error), name)
@@ -354,4 +361,4 @@ class State:
 
 def discard_state(name: str) -> None:
     """Destroy the area called name, which is not open."""
-    _call(_state_discard, name.encode())
+    _call(_state_discard, _string(name.encode()))

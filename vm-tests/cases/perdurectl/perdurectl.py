@@ -131,6 +131,21 @@ def servers() -> Iterator[str]:
             server.wait()
 
 
+def moved() -> Iterator[str]:
+    """With --fresh, a program that changes its directory is found again, under the name that it was called by."""
+    shutil.copy(sys.executable, Path(scratch) / "moves")
+    text = ("import os, sys\nos.chdir('/')\nname = open('/proc/self/cmdline').read().split(chr(0))[0]\n"
+            "n = os.write(1, name.encode() + b' ')\nif os.lseek(1, 0, 1) < 20:\n os.abort()\nsys.exit(9)\n")
+    for name, path in (("./moves", os.environ["PATH"]), ("moves", f".:{os.environ['PATH']}")):
+        with tempfile.TemporaryFile() as out:
+            done = subprocess.run([CTL, "run", "--fresh", "--", name, "-c", text], cwd=scratch, stdout=out, stderr=subprocess.PIPE,
+                                  timeout=60, env=os.environ | {"PATH": path})
+            yield from differ("status", (done.returncode, done.stderr), (9, b""))
+            out.seek(0)
+            said = out.read().decode().split()
+            yield from differ("names", (set(said), len(said) > 2), ({name}, True))
+
+
 def refusals() -> Iterator[str]:
     """What cannot be run says why, with the status that a shell would give."""
     yield from run("run", "nonexistent-program", status=127, says="nonexistent-program: No such file")
@@ -144,6 +159,9 @@ def refusals() -> Iterator[str]:
     yield from run("run", "-l", "127.0.0.1:notaport", "true", status=125, says="--listen 127.0.0.1:notaport")
     yield from run("run", "-l", "1", "true", status=2, says="LISTEN_FDS", env=os.environ | {"LISTEN_FDS": "1"})
     yield from run("run", "true", status=125, says="128 KiB", env=os.environ | {"A": "a" * 131000})
+    for fresh in ([], ["--fresh"]):
+        yield from run("run", "--try", *fresh, "sh", "-c", "exit 6", status=6, says="128 KiB.*a fault will be the end",
+                       env=os.environ | {"A": "a" * 131000})
     yield from run("nonsense", status=2, says="no such command: nonsense")
     yield from run(status=2, says="usage")
     yield from run("show", status=2, says="process id")
@@ -187,7 +205,7 @@ def tells() -> Iterator[str]:
     yield from run("list", status=0, says="no process is registered")
     yield from differ("list --json", json.loads(ctl("list", "--json").stdout), [])
     name = program("#!/bin/sh\nkill -STOP $$\n", 'a "strange\\ name\u00e9')
-    process = subprocess.Popen([CTL, "run", "-i", "7", "--burst", "3", "-t", "90000", "-q", name, "two words", "", "\t"])
+    process = subprocess.Popen([CTL, "run", "-i", "7", "--burst", "3", "-t", "90000", "-q", name, "two words", "", "\t", "-", ""])
     try:
         os.waitid(os.P_PID, process.pid, os.WSTOPPED)
         os.kill(process.pid, signal.SIGSEGV)
@@ -201,7 +219,7 @@ def tells() -> Iterator[str]:
         for one in (*listed, shown):
             yield from differ("told", {key: one.get(key) for key in want}, want)
             yield from differ("path", one["path"], name.encode().decode("latin-1"))
-            yield from differ("argv", one["argv"][1:], ["two words", "", "\t"])
+            yield from differ("argv", one["argv"][1:], ["two words", "", "\t", "-", ""])
         text = ctl("show", process.pid).stdout
         yield from differ("show", dict(re.findall(r"^(\w+) +(.*)$", text, re.M))["generation"], "2")
         lines = ctl("list").stdout.splitlines()
@@ -212,6 +230,29 @@ def tells() -> Iterator[str]:
     finally:
         process.kill()
         process.wait()
+
+
+def names() -> Iterator[str]:
+    """A process may call itself what it likes: as JSON that is it, in words it does not reach the terminal."""
+    shutil.copy("/bin/sh", Path(scratch) / "7")
+    stops = "import ctypes, os, signal; ctypes.CDLL(None).prctl(15, %r, 0, 0, 0); os.kill(os.getpid(), signal.SIGSTOP)"
+    for comm in (b"7", b"a\\101 \\", b"\x1b[31m\xc3\xa9", b"two\nlines\n"):
+        process = subprocess.Popen([CTL, "run", sys.executable, "-c", stops % comm])
+        try:
+            os.waitid(os.P_PID, process.pid, os.WSTOPPED)
+            for one in (*json.loads(ctl("list", "--json").stdout), json.loads(ctl("show", process.pid, "--json").stdout)):
+                yield from differ("comm", one["comm"], comm.decode("latin-1"))
+            text = re.sub(rb"[^ -~]", b"?", comm).decode()
+            yield from differ("show", re.findall(r"^comm +(.*)$", ctl("show", process.pid).stdout, re.M), [text])
+            yield from differ("list", f"  {text}  " in ctl("list").stdout, True)
+        finally:
+            process.kill()
+            process.wait()
+    seen = len(ctl("log", "--json").stdout.splitlines())
+    process = subprocess.Popen([CTL, "run", "-b", "1", "./7", "-c", "kill -SEGV $$"], cwd=scratch)
+    process.wait(60)
+    for line in ctl("log", "--json").stdout.splitlines()[seen:]:
+        yield from differ("comm in the log", json.loads(line)["comm"], "7")
 
 
 def log() -> Iterator[str]:
@@ -274,7 +315,7 @@ def completion() -> Iterator[str]:
 
 def main() -> int:
     (SYSCTL / "min_interval_ms").write_text("0")
-    return ktap.run(checks, tells, log, restarts, servers, refusals, switched_off, exit_policy, drop_in, completion)
+    return ktap.run(checks, tells, names, log, restarts, servers, moved, refusals, switched_off, exit_policy, drop_in, completion)
 
 
 if __name__ == "__main__":

@@ -52,6 +52,12 @@ def calls() -> Iterator[str]:
     yield from differ("info()", info and (info.child_id, info.generation, info.is_restarted, info.suspect_fd), (-3, 1, False, -1))
     yield from differ("path()", perdure.path(), "/bin/true")
     perdure.unregister()
+    for function, *args in ((perdure.register, "/bin/true\0"), (perdure.register, "/bin/true", ["a\0"]), (perdure.State, "a\0", 1),
+                            (perdure.register, "/bin/true", ["a"], {"A": "\0"}), (perdure.discard_state, "a\0")):
+        try:
+            yield f"{function.__name__}{args} gave {function(*args)!r}"
+        except ValueError as e:
+            yield from differ("error", "null byte" in str(e), True)
 
     one, other = socket.socketpair()
     with one, other:

@@ -149,6 +149,7 @@ T(one_at_a_time)
 T(refused)
 {
 	static char big[SIZE];
+	struct flock lock = { .l_type = F_WRLCK, .l_whence = SEEK_SET };
 	const char *p = must_open(0);
 	int fd, n = 0;
 
@@ -176,6 +177,14 @@ T(refused)
 	perdure_shared_close(p);
 	T_OK(chmod(file(), 0644));
 	T_EXPECT(!perdure_shared_open(name, SIZE, LAYOUT, NULL) && errno == EPERM);
+	/* At once, whoever holds the lock. */
+	fd = T_OK(open(file(), O_RDWR));
+	T_OK(fcntl(fd, F_SETLK, &lock));
+	T_CHILD {
+		T_EXPECT(!perdure_shared_open(name, SIZE, LAYOUT, NULL) && errno == EPERM);
+		T_ERR(perdure_shared_remove(name), EPERM);
+	}
+	close(fd);
 	T_OK(chmod(file(), 0600));
 	fd = T_OK(open(file(), O_RDWR));
 	T_ASSERT(pread(fd, big, 1, 20) == 1);

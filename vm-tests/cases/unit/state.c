@@ -298,6 +298,48 @@ T(damage_is_noticed)
 	T_EQ(must_open("hurt", true)[0], 1);
 }
 
+/* A committed log whose entries end beyond it, or beyond the file, is not applied. */
+T(damaged_log_is_noticed)
+{
+	static const struct {
+		uint64_t entries;		/* good ones before */
+		uint64_t offset, len;
+		uint64_t room;			/* in the log for the entry and its bytes */
+	} logs[] = {
+		{ 0, 0, 8, 8 }, { 0, 0, 8, 16 }, { 0, 0, 100, 24 }, { 0, 0, 9, 24 }, { 3, 7, SIZE - 7, 1000 },
+		{ 14, 0, SIZE, 3504 }, { 0, 0, UINT64_MAX, 24 }, { 0, SIZE, UINT64_MAX - 7, 24 }, { 0, 8, UINT64_MAX - 15, 24 },
+	};
+	char *p = must_open("log", false);
+	uint64_t entry[2] = { 0, SIZE }, commit, size = sizeof(entry) + SIZE, at;
+	int fd = perdure_state_fd(p);
+	off_t log = lseek(fd, 0, SEEK_END) - (SIZE + LOG_MIN + t_page() - 1) / t_page() * t_page();
+	uint64_t *header = (uint64_t *)(p - t_page());
+
+	/* In the header: the length of the log so far, and before that the committed length */
+	T_EQ(perdure_state_stage(p, p, "x", 1), 0);
+	for (at = 1; at < 64 && header[at] != 24; at++)
+		;
+	T_ASSERT(at < 64 && !header[at - 1]);
+	at = (at - 1) * sizeof(*header);
+	unmap(p);
+	for (size_t i = 0; i < ARRAY_LEN(logs); i++) {
+		for (uint64_t k = 0; k < logs[i].entries; k++)
+			T_ASSERT(pwrite(fd, entry, sizeof(entry), log + k * size) == sizeof(entry));
+		commit = logs[i].entries * size;
+		T_ASSERT(pwrite(fd, &logs[i].offset, sizeof(entry), log + commit) == sizeof(entry));
+		commit += logs[i].room;
+		T_ASSERT(pwrite(fd, &commit, sizeof(commit), at) == sizeof(commit));
+		REFUSED(open_named("log", NULL), EBADMSG);
+	}
+	/* And one that fills the log to its end is. */
+	commit = 24;
+	entry[1] = 8;
+	T_ASSERT(pwrite(fd, entry, sizeof(entry), log) == sizeof(entry));
+	T_ASSERT(pwrite(fd, "12345678", 8, log + sizeof(entry)) == 8);
+	T_ASSERT(pwrite(fd, &commit, sizeof(commit), at) == sizeof(commit));
+	T_MEMEQ(must_open("log", true), "12345678", 8);
+}
+
 T(a_header_wiped_out_is_not_a_new_area)
 {
 	char *p = must_open("wiped", false), zero[4096] = { 0 };

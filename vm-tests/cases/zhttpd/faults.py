@@ -12,6 +12,7 @@ import random
 import re
 import resource
 import signal
+import struct
 import subprocess
 import threading
 import time
@@ -401,6 +402,27 @@ def switched_off(root: Root) -> None:
         with Client(s) as d:
             d.get("/small.txt")
             check(d, root, "small.txt")
+
+
+@case
+def wild_stores(root: Root) -> None:
+    """a state that a stray write has hit is not trusted: it starts afresh"""
+    conn, page = 40, 4096
+    for at in (0, 4, 8, 20, conn + 4, conn + 40, None):     # listen_fd, epoll_fd, root_fd, slots_used; conn_fd, file_fd, name
+        for value in (1 << 30, -7):
+            with Server(root) as s, Client(s) as c:
+                c.get("/small.txt")
+                check(c, root, "small.txt")
+                area = next(fd for fd in Path(f"/proc/{s.pid}/fd").iterdir() if os.readlink(fd).startswith("/memfd:perdure-zhttpd"))
+                with area.open("r+b", buffering=0) as f:
+                    f.seek(page + (conn + 96 if at is None else at))
+                    f.write(struct.pack("i", value) if at is not None else b"x" * 1024)
+                os.kill(s.pid, signal.SIGSEGV)
+                s.wait_for("starting afresh")
+                s.port = int(s.wait_for(r"serving .* on port (\d+)", since=2)[1])
+                with Client(s) as d:
+                    d.get("/small.txt")
+                    check(d, root, "small.txt")
 
 
 if __name__ == "__main__":

@@ -196,6 +196,22 @@ def conditions(root: Root) -> None:
 
 
 @case
+def odd_times(root: Root) -> None:
+    """a file of any time, as far as its file system knows it, is served with a date"""
+    file = root.path / "odd"
+    file.write_bytes(b"odd")
+    with Server(root) as s, Client(s) as c:
+        for seconds in (-1, 1 << 40, 99999999999999999):
+            os.utime(file, (seconds, seconds))
+            c.get("/odd")
+            got = c.response()
+            assert (got.status, got.body) == (200, b"odd"), (seconds, got)
+            assert got.headers["last-modified"].endswith(" GMT"), (seconds, got)
+            if file.stat().st_mtime > 1 << 56:      # no year that has a name
+                assert got.headers["last-modified"] == "Thu, 01 Jan 1970 00:00:00 GMT", got
+
+
+@case
 def persistence(root: Root) -> None:
     """connections stay open, or close, as the versions and Connection say"""
     with Server(root) as s:
