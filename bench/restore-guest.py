@@ -21,10 +21,10 @@ from typing import NamedTuple
 
 WORK = Path("/tmp/bench")
 
-# Each has a store of some ten megabytes, and then serves requests from it, most of them to a part that moves slowly.
+# Each has a store of some hundred megabytes, and then serves requests from it, most of them to a part that moves slowly.
 PYTHON = """
 import sys
-heap = [bytearray(b"%06d" % n * 150) for n in range(70000)]
+heap = [bytearray(b"%06d" % n * 150) for n in range(135000)]
 index = {n: str(n) * 3 for n in range(100000)}
 open("ready", "w")
 total = 0
@@ -37,7 +37,7 @@ for n in range(1 << 60):
 """
 NUMPY = """
 import sys, numpy
-a = numpy.arange(13_000_000, dtype=float).reshape(2600, 5000)
+a = numpy.arange(18_200_000, dtype=float).reshape(2600, 7000)
 open("ready", "w")
 for n in range(1 << 60):
     at = n // 20 * 10 % 2000
@@ -47,7 +47,7 @@ for n in range(1 << 60):
     sys.stdout.flush()
 """
 PERL = """
-my %h; $h{$_} = "value $_ " x 20 for 1 .. 250000;
+my %h; $h{$_} = "value $_ " x 20 for 1 .. 420000;
 open(my $f, ">", "ready"); close $f;
 $| = 1;
 for (my $n = 0; ; $n++) {
@@ -58,14 +58,14 @@ for (my $n = 0; ; $n++) {
 """
 RUBY = """
 h = {}
-250000.times { |n| h[n] = "value #{n} " * 20 }
+420000.times { |n| h[n] = "value #{n} " * 20 }
 File.write("ready", "")
 $stdout.sync = true
 (0..).each { |n| puts (0...300).sum { |i| h[(n * 7 + i) % 30000] = "new #{n} " * 30; h[i * 9].size } }
 """
 LUA = """
 local t = {}
-for n = 1, 250000 do t[n] = {n, string.rep("value " .. n, 15)} end
+for n = 1, 420000 do t[n] = {n, string.rep("value " .. n, 15)} end
 io.open("ready", "w"):close()
 io.stdout:setvbuf("no")
 for n = 1, math.huge do
@@ -77,7 +77,7 @@ end
 PHP = """
 ini_set("memory_limit", "-1");
 $t = [];
-for ($n = 0; $n < 250000; $n++) $t[] = str_repeat("value $n", 20);
+for ($n = 0; $n < 490000; $n++) $t[] = str_repeat("value $n", 20);
 touch("ready");
 for ($n = 0;; $n++) {
     $sum = 0;
@@ -87,7 +87,7 @@ for ($n = 0;; $n++) {
 """
 GAWK = """
 BEGIN {
-    for (n = 0; n < 200000; n++) { v = "value " n; t[n] = v v v v v v v v v v v v v v v v }
+    for (n = 0; n < 500000; n++) { v = "value " n; t[n] = v v v v v v v v v v v v v v v v }
     printf "" > "ready"; close("ready")
     for (n = 0;; n++) {
         sum = 0
@@ -122,7 +122,7 @@ for {set n 0} 1 {incr n} {
 """
 SQLITE = """
 create table t (id integer primary key, name text, value text);
-insert into t select value, 'name ' || value, printf('%0*d', 500, value) from generate_series(0, 159999);
+insert into t select value, 'name ' || value, printf('%0*d', 500, value) from generate_series(0, 269999);
 .shell touch ready
 """
 
@@ -145,8 +145,8 @@ PROGRAMS = {
     "node": Program(["node", "-e", NODE], package="nodejs"),
     "tcl": Program(["tclsh", "program"], package="tcl"),
     "sqlite3": Program(["sqlite3", "-batch", ":memory:"], package="sqlite3"),
-    "xz": Program(["xz", "-6", "-T1", "-c"], 70, "xz-utils"),
-    "zstd": Program(["zstd", "-q", "-15", "--long=26", "-c"], 110, "zstd"),
+    "xz": Program(["xz", "-7", "-T1", "-c"], 150, "xz-utils"),
+    "zstd": Program(["zstd", "-q", "-12", "--long=27", "-c"], 160, "zstd"),
     "cc1": Program([CC1, "-quiet", "-O1", "-o", "/dev/stdout", "-"], 120, "gcc"),
 }
 
@@ -169,7 +169,7 @@ def source(name: str) -> Path:
                            f"update t set name = 'changed {n}' where id = {at};\n")
         elif PROGRAMS[name].megabytes:
             seed = 1
-            for n in range(900000 if name == "zstd" else 400000):
+            for n in range(1200000 if name == "zstd" else 400000):
                 seed = seed * 6364136223846793005 + 1442695040888963407 & (1 << 64) - 1
                 file.write(f"{seed:020d} {seed >> 40:x} a line of text number {n} {seed % 1000:03d} {'abcdef'[n % 6] * 20}\n")
     return path
@@ -286,7 +286,7 @@ def start(name: str) -> subprocess.Popen:
         (place / "program").write_text(TCL)
     with source(name).open("rb") as stdin, (place / "out").open("ab") as out, (place / "errors").open("ab") as errors:
         process = subprocess.Popen(command, cwd=place, stdin=stdin, stdout=out, stderr=errors, start_new_session=True)
-    deadline = time.monotonic() + 400
+    deadline = time.monotonic() + 900
     while not (memory(process.pid) >= wanted if wanted else (place / "ready").exists()):
         if process.poll() is not None or time.monotonic() > deadline:
             process.kill()
