@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
 """Checkpoints and restores a process that knows its memory, and damages checkpoints."""
 
+import contextlib
 import importlib.machinery
 import importlib.util
 import json
@@ -13,7 +14,7 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 SLOW = 6 if os.environ.get("PERDURE_PROFILE") == "debug" else 1
@@ -42,6 +43,20 @@ def wait(what: str, check: Callable[[], object], limit: float = 30) -> None:
     while not check():
         assert time.monotonic() < end, f"{what}: not within {limit * SLOW} s"
         time.sleep(0.02)
+
+
+@contextlib.contextmanager
+def before_criu(place: Path, line: str) -> Iterator[None]:
+    """A line of shell runs before CRIU does."""
+    path = os.environ["PATH"]
+    criu = shutil.which("criu", path=f"{path}:/usr/sbin:/usr/local/sbin")
+    (place / "criu").write_text(f'#!/bin/sh\n{line}\nexec {criu} "$@"\n')
+    (place / "criu").chmod(0o700)
+    os.environ["PATH"] = f"{place}:{path}"
+    try:
+        yield
+    finally:
+        os.environ["PATH"] = path
 
 
 class Target:
@@ -166,15 +181,8 @@ def not_lazily(place: Path) -> None:
     target = Target(place, children=1)
     frem("checkpoint", str(target.pid), "--dir", str(place / "c"), "--window", "0.2")
     target.end()
-    path = os.environ["PATH"]
-    criu = shutil.which("criu", path=f"{path}:/usr/sbin:/usr/local/sbin")
-    (place / "criu").write_text(f'#!/bin/sh\ncase "$*" in *--lazy-pages*) exit 1 ;; esac\nexec {criu} "$@"\n')
-    (place / "criu").chmod(0o700)
-    os.environ["PATH"] = f"{place}:{path}"
-    try:
+    with before_criu(place, 'case "$*" in *--lazy-pages*) exit 1 ;; esac'):
         result, text = frem("restore", "--dir", str(place / "c"), "--json")
-    finally:
-        os.environ["PATH"] = path
     assert result["mode"] == "plain" and (not LAZY or "pages to come later" in text), (result, text)
     target.check()
     target.end()
@@ -202,15 +210,8 @@ def too_late(place: Path) -> None:
 def kept_until_stored(place: Path) -> None:
     """with --kill the process ends when its checkpoint is whole: where that cannot be written, it goes on"""
     target = Target(place)
-    path = os.environ["PATH"]
-    criu = shutil.which("criu", path=f"{path}:/usr/sbin:/usr/local/sbin")
-    (place / "criu").write_text(f'#!/bin/sh\n[ "$1" != dump ] || mkdir "$5/frem.descriptor.new"\nexec {criu} "$@"\n')
-    (place / "criu").chmod(0o700)
-    os.environ["PATH"] = f"{place}:{path}"
-    try:
+    with before_criu(place, '[ "$1" != dump ] || mkdir "$5/frem.descriptor.new"'):
         frem("checkpoint", str(target.pid), "--dir", str(place / "bad"), "--kill", status=1)
-    finally:
-        os.environ["PATH"] = path
     assert not (place / "bad/frem.descriptor").exists()
     before = target.rounds()
     wait("it goes on", lambda: target.rounds() > before)
