@@ -29,6 +29,7 @@ perdure-vm) fragments=(vm features) ;;
 perdure-debug) fragments=(vm features debug kunit) ;;
 perdure-kcsan) fragments=(vm features kcsan) ;;
 perdure-bench) fragments=(vm features bench) ;;
+perdure-nfs) fragments=(vm features nfs) ;;
 perdure-off) fragments=(vm off) ;;
 stock-vm) fragments=(vm) ;;
 stock-debug) fragments=(vm debug) ;;
@@ -38,7 +39,7 @@ perdure-server) base=alldefconfig fragments=(server features) ;;
 perdure-server-debug) base=alldefconfig fragments=(server features debug) ;;
 perdure-full) base=debian fragments=(full features) ;;
 perdure-full-debug) base=debian fragments=(full features debug) ;;
-*) die "no kernel $kernel with profile $profile: perdure has vm, debug, kcsan, bench, off, small, server, server-debug, full and full-debug;" \
+*) die "no kernel $kernel with profile $profile: perdure has vm, debug, kcsan, bench, nfs, off, small, server, server-debug, full and full-debug;" \
 	"stock has vm, debug and bench" ;;
 esac
 arch=$PERDURE_ARCH cross=

@@ -431,7 +431,7 @@ def run_cases(chosen: list[Callable[[Path], None]]) -> None:
     print(f"KTAP version 1\n1..{len(chosen)}")
     for number, function in enumerate(chosen, 1):
         start = time.monotonic()
-        with tempfile.TemporaryDirectory(dir="/tmp", ignore_cleanup_errors=True) as place:
+        with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as place:
             try:
                 function(Path(place))
                 word = "ok"

@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "harness"))
-from points import BUILD, TOP, equal, main, run  # noqa: E402
+from points import BUILD, TOP, equal, main, mirror, run  # noqa: E402
 
 HERE = Path(__file__).resolve().parent
 VERSION = (TOP / "VERSION").read_text().strip()
@@ -24,14 +24,6 @@ SYSTEMS = {"bookworm": "initramfs-tools", "trixie": "dracut,rpm"}
 # rpm runs scripts in a mount namespace of its own, for which the root has to be a mount
 IN_ROOT = """mount --rbind "$1" "$1"; mount -t proc proc "$1/proc"; mount -t sysfs sys "$1/sys"; mount --bind /dev "$1/dev"; root=$1; shift
 exec chroot "$root" /usr/bin/env -i PATH=/usr/sbin:/usr/bin:/sbin:/bin DEBIAN_FRONTEND=noninteractive LC_ALL=C.UTF-8 "$@" """
-
-
-def mirror() -> str:
-    """The one that this machine uses."""
-    found = run("apt-get", "indextargets", "--format", "$(REPO_URI)", "Created-By: Packages", "Origin: Debian", "Component: main")
-    uris = [u for u in found.split() if "security" not in u]
-    assert uris, "apt knows no Debian mirror: configure one in /etc/apt/sources.list.d"
-    return uris[0]
 
 
 class System:
