@@ -30,11 +30,13 @@ def find_cache() -> Path:
     """Never a name in /tmp that others can foresee."""
     if where := os.environ.get("XDG_CACHE_HOME"):
         return Path(where)
-    if home := os.environ.get("HOME"):
-        return Path(home, ".cache")
+    homes = [os.environ.get("HOME", "")]
     with suppress(KeyError):
-        home = pwd.getpwuid(os.getuid()).pw_dir
-    return Path(home, ".cache") if home and os.access(home, os.W_OK) else Path(tempfile.mkdtemp(prefix="perdure-"))
+        homes.append(pwd.getpwuid(os.getuid()).pw_dir)
+    for cache in (Path(home, ".cache") for home in homes if home):
+        if os.access(cache if cache.exists() else cache.parent, os.W_OK):
+            return cache
+    return Path(tempfile.mkdtemp(prefix="perdure-"))
 
 
 BUILD = find_cache() / "perdure" if INSTALLED else TOP / "build"
