@@ -192,6 +192,7 @@ deb | rpm)
 	fi
 	[[ $(uname -m) == x86_64 ]] || die "$verb: this is $(uname -m); packages are built on x86_64, for x86_64"
 	setup packages
+	"$TOP/scripts/$verb.sh" --check "$@"
 	[[ " $* " =~ \ (userspace|checksums)\  ]] || kernel perdure "$profile"
 	"$TOP/scripts/$verb.sh" "$@"
 	;;

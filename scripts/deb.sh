@@ -1,7 +1,7 @@
 #!/bin/bash
 # SPDX-License-Identifier: GPL-2.0-or-later
-# deb [--profile server|full|...] [--dbg] [userspace|kernel|checksums]: Debian packages into dist/. The kernel has been
-# built. checksums: only those, anew, of all that is in dist/.
+# deb [--check] [--profile server|full|...] [--dbg] [userspace|kernel|checksums]: Debian packages into dist/. The kernel has been
+# built. checksums: only those, anew, of all that is in dist/. --check: looks at the arguments only.
 set -euo pipefail
 # shellcheck source=scripts/lib.sh
 . "$(dirname "$0")/lib.sh"
@@ -13,7 +13,6 @@ need dpkg-buildpackage dh fakeroot
 	die "deb: this is $(dpkg --print-architecture); packages are built on amd64, for amd64"
 # Not with another Python that the user has: modules would go where that one looks
 export PATH=/usr/sbin:/usr/bin:/sbin:/bin
-lock deb
 work=$BUILD/deb
 
 userspace() {
@@ -47,17 +46,21 @@ kernel() {
 	mv "$tree"/../*.deb "$work/kernel/"
 }
 
-what=all profile=server dbg=no
+what=all profile=server dbg=no check=
 while [[ $# -gt 0 ]]; do
 	case $1 in
 	--profile) profile=${2:-}; shift $(($# > 1)) ;;
 	--profile=*) profile=${1#*=} ;;
+	--check) check=yes ;;
 	--dbg) dbg=yes ;;
 	userspace | kernel | checksums) what=$1 ;;
 	*) die "usage: ./build.sh deb [--profile server|server-debug|full|full-debug] [--dbg] [userspace|kernel]" ;;
 	esac
 	shift
 done
+shipped "$profile"
+[[ -z $check ]] || exit 0
+lock dist
 if [[ $what == all || $what == userspace ]]; then
 	step "userspace packages" deb-userspace userspace
 	collect "$work"/userspace/*.deb

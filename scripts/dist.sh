@@ -2,6 +2,9 @@
 # shellcheck shell=bash disable=SC2034 # names are used by those who source this
 # What deb.sh and rpm.sh share: version, dates, the source they build from, dist/ and its checksums.
 
+# dpkg-buildflags and its kin, see lib.sh
+unset "${!DEB_@}"
+
 # Another version, to try an upgrade
 VERSION=${PERDURE_VERSION:-$(<"$TOP/VERSION")}
 DIST=${PERDURE_DIST:-$TOP/dist}
@@ -11,8 +14,14 @@ MAINTAINER_EMAIL=maintainers@perdure.example
 SOURCE_DATE_EPOCH=$(git -C "$TOP" log -1 --format=%ct 2>/dev/null || echo 1735689600)
 export SOURCE_DATE_EPOCH
 git -C "$TOP" rev-parse -q --verify HEAD >/dev/null || die "packages are built from a git clone, which this is not"
-[[ -z $(git -C "$TOP" status --porcelain) ]] ||
+[[ " $* " == *" --check "* || -z $(git -C "$TOP" status --porcelain) ]] ||
 	say "warning: there are changes that are not committed; they are packaged, under the date of the last commit"
+
+# shipped PROFILE: of which packages can be made
+shipped() {
+	[[ $1 == @(server|server-debug|full|full-debug|small) ]] ||
+		die "no packages of the profile $1: there are server, server-debug, full, full-debug and small"
+}
 
 # export_source DIR: what the userspace packages are built from, less what git ignores; all of one age, whenever it was checked out
 export_source() {

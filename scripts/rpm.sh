@@ -1,27 +1,31 @@
 #!/bin/bash
 # SPDX-License-Identifier: GPL-2.0-or-later
-# rpm [--profile server|full|...] [userspace|kernel]: RPM packages into dist/. The kernel has been built.
+# rpm [--check] [--profile server|full|...] [userspace|kernel]: RPM packages into dist/. The kernel has been built.
+# --check: looks at the arguments only.
 set -euo pipefail
 # shellcheck source=scripts/lib.sh
 . "$(dirname "$0")/lib.sh"
 # shellcheck source=scripts/dist.sh
 . "$(dirname "$0")/dist.sh"
 
-what=all profile=server
+what=all profile=server check=
 while [[ $# -gt 0 ]]; do
 	case $1 in
 	--profile) profile=${2:-}; shift $(($# > 1)) ;;
 	--profile=*) profile=${1#*=} ;;
+	--check) check=yes ;;
 	userspace | kernel) what=$1 ;;
 	*) die "usage: ./build.sh rpm [--profile server|server-debug|full|full-debug] [userspace|kernel]" ;;
 	esac
 	shift
 done
+shipped "$profile"
+[[ -z $check ]] || exit 0
 need rpmbuild
 [[ $(uname -m) == x86_64 ]] || die "rpm: this is $(uname -m); packages are built on x86_64, for x86_64"
 # Not with another Python that the user has: modules would go where that one looks
 export PATH=/usr/sbin:/usr/bin:/sbin:/bin
-lock rpm
+lock dist
 work=$BUILD/rpm
 
 # build SPEC DEFINE...: the same bytes on any host and day

@@ -156,22 +156,29 @@ def distribution() -> None:
 def arguments() -> None:
     """Arguments that mean nothing are refused, and so is a kernel that is not there."""
     for verb in "deb", "rpm":
-        assert "usage" in run(TOP / f"scripts/{verb}.sh", "everything", ok=1)
+        # Before a kernel is built for them
+        assert "usage" in run(TOP / "build.sh", verb, "everything", ok=1)
+        assert "no packages of the profile vm" in run(TOP / "build.sh", verb, "--profile", "vm", ok=1)
         assert "no kernel perdure with profile nonsense" in \
             run(TOP / "scripts/kernel.sh", "--profile", "nonsense", ok=1)
 
 
 def scripts() -> None:
-    """The maintainer scripts refuse a full /boot and name what is missing."""
+    """The maintainer scripts refuse a full /boot and name what is missing, and what will keep the kernel from starting."""
+    secure = WORK / "SecureBoot-8be4df61-93ca-11d2-aa0d-00e098032b8c"
     for script, args in (("preinst", ["install"]), ("postinst", ["configure"]), ("prerm", ["remove"])):
         path = WORK / script
         path.write_text("#!/bin/sh\nset -e\n" + (TOP / "packaging/deb-kernel" / script).read_text().replace(
-            "@RELEASE@", os.uname().release))
+            "@RELEASE@", os.uname().release).replace("/sys/firmware/efi/efivars", str(WORK)))
         run("shellcheck", "-s", "dash", path)
         if script == "preinst":
             text = run("sh", path, *args, ok=1, env={"PERDURE_BOOT_MB": "99999999"})
             assert "are free in /boot" in text and "Nothing has been changed" in text, text
             run("sh", path, *args, env={"PERDURE_BOOT_MB": "0"})
+        if script == "postinst":
+            for on in False, True:
+                secure.write_bytes(bytes([6, 0, 0, 0, on]))
+                assert ("Secure Boot is on" in run("sh", path, *args)) == on
         if script == "prerm":
             assert "this kernel is running" in run("sh", path, *args)
 
@@ -191,9 +198,17 @@ def machine() -> None:
                ok=7, env=env)
     assert f"passed on in {os.getcwd()} on " in text and "perdure" in text, text
     run(program, "--kernel", VMLINUX, "--accel", "tcg", "--timeout", "0.2", "true", ok=124, env=env)
+    # What a failure has left can be read; success leaves nothing
+    logs = WORK / "cache/perdure/log"
+    equal(len(list(logs.glob("console-*.log"))), 2)
+    run(program, "--kernel", VMLINUX, "--accel", "tcg", "--", "true", env=env)
+    equal(len(list(logs.glob("console-*.log"))), 2)
     assert "no kernel nonsense" in run(program, "--kernel", "nonsense", "true", ok=125, env=env)
     run(program, "--rw", "/nonexistent", "true", ok=2, env=env)
     run("env", "-u", "HOME", "-u", "XDG_CACHE_HOME", program, "--list")
+    # As in a container that is given a user whom it does not know
+    nobody = "import os, sys; sys.path.insert(0, sys.argv[1]); import vm; os.setuid(4711); os.rmdir(vm.find_cache())"
+    run("env", "-u", "XDG_CACHE_HOME", "HOME=/", sys.executable, "-c", nobody, TOP / "vm-tests/lib")
     # A kernel whose configuration says that it cannot start
     image = WORK / "vmlinuz-1"
     image.write_bytes(b"")

@@ -21,7 +21,7 @@ FIRST = {"place": "a", "host": "first", "umask": "022", "uid": 0,
 SECOND = {"place": "b/in/a/much/longer/path", "host": "another", "umask": "077", "uid": NOBODY, "age": "2020-02-02",
           "env": {"TZ": "America/Los_Angeles", "LANG": "de_DE.UTF-8", "LC_ALL": "C", "USER": "nobody", "LOGNAME": "nobody",
                   "EMAIL": "nobody@localhost", "DEBFULLNAME": "Nobody", "HOME": str(WORK / "home"), "CCACHE_DISABLE": "1",
-                  "DEB_BUILD_OPTIONS": "parallel=1", "CFLAGS": "-O0 -DX", "SOURCE_DATE_EPOCH": "1"}}
+                  "DEB_BUILD_OPTIONS": "parallel=1", "CFLAGS": "-O0 -DX", "DEB_CFLAGS_APPEND": "-DY", "KCPPFLAGS": "-DZ", "HOSTCFLAGS": "-O0", "SOURCE_DATE_EPOCH": "1"}}
 
 
 def clone(how: dict) -> Path:
