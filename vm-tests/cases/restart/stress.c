@@ -105,10 +105,11 @@ T_LIMIT(random_faults, 120)
 		usleep(t_rand(&seed) % 20000);
 	}
 	for (int i = 0; i < SERVICES; i++) {
-		before = s[i].work;
+		/* On a slow machine, only the last generation lives long enough to work */
+		for (before = s[i].work; s[i].work == before; )
+			t_sleep_ms(2);
 		s[i].quit = 1;
 		T_EXITED(t_wait(pids[i]), 0);
-		T_EXPECT(before > 0);
 		restarts += s[i].generation - 2;
 	}
 	/* Signals may merge; without one, nothing restarts. */
