@@ -5,6 +5,7 @@
 import json
 import os
 import re
+import resource
 import shutil
 import signal
 import socket
@@ -293,6 +294,27 @@ def exit_policy() -> Iterator[str]:
     yield from differ("starts", (Path(scratch) / "exits").read_text(), f"{process.pid}\n" * 3)
 
 
+def policies() -> Iterator[str]:
+    """What run asks for is the kernel's policy: who hangs is restarted, and a fault leaves a core."""
+    show = 'while read -r line; do echo "$line"; done </proc/$$/restart'
+    done = ctl("run", "--burst", 3, "--interval", 5000, "--quarantine", "--on-exit", "--core", "--heartbeat", 60000, "sh", "-c", show)
+    said = dict(line.split(":", 1) for line in done.stdout.splitlines())
+    for key, want in (("burst", "3"), ("interval_ms", "5000"), ("heartbeat_ns", "60000000000"), ("policy", "limit exit quarantine core")):
+        yield from differ(key, sorted(said[key].split()), sorted(want.split()))
+    hang = program(f"#!/bin/sh\necho >>{scratch}/hangs; [ $(wc -l <{scratch}/hangs) = 2 ] && exit 5; while :; do :; done\n", "hang")
+    yield from run("run", "--heartbeat", 3000, hang, status=5)
+    pattern = Path("/proc/sys/kernel/core_pattern")
+    before = pattern.read_text()
+    pattern.write_text(f"{scratch}/core")
+    try:
+        fault = program(f"#!/bin/sh\n[ -e {scratch}/faulted ] && exit 6; echo >{scratch}/faulted; kill -SEGV $$\n", "fault")
+        yield from run("run", "--core", fault, status=6, preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_CORE, (1 << 30, 1 << 30)))
+        core = next(Path(scratch).glob("core*"), None)
+        yield from differ("core", core and core.read_bytes()[:4], b"\x7fELF")
+    finally:
+        pattern.write_text(before)
+
+
 def drop_in() -> Iterator[str]:
     """The line in the systemd example is one that perdurectl takes."""
     text = (COMPLETION.parent.parent / "examples/systemd/perdure.conf").read_text()
@@ -315,7 +337,7 @@ def completion() -> Iterator[str]:
 
 def main() -> int:
     (SYSCTL / "min_interval_ms").write_text("0")
-    return ktap.run(checks, tells, names, log, restarts, servers, moved, refusals, switched_off, exit_policy, drop_in, completion)
+    return ktap.run(checks, tells, names, log, restarts, servers, moved, refusals, switched_off, exit_policy, policies, drop_in, completion)
 
 
 if __name__ == "__main__":
