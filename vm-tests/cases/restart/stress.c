@@ -106,7 +106,7 @@ T_LIMIT(random_faults, 120)
 	}
 	for (int i = 0; i < SERVICES; i++) {
 		/* On a slow machine, only the last generation lives long enough to work */
-		for (before = s[i].work; s[i].work == before; )
+		for (before = s[i].work; s[i].work == before && !t_shared->failed; )
 			t_sleep_ms(2);
 		s[i].quit = 1;
 		T_EXITED(t_wait(pids[i]), 0);
