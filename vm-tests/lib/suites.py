@@ -41,6 +41,8 @@ class Suite:
     # Each case runs so long, beside its time limit; --minutes says otherwise
     minutes: float = 0
     archs: list[str] = field(default_factory=lambda: ["x86_64"])
+    # To the command line of the guest's kernel
+    append: str = ""
     # Of a host suite: kernels that its cases boot, as "perdure-vm"
     needs: list[str] = field(default_factory=list)
 
@@ -280,7 +282,7 @@ def execute(run: Run, args: argparse.Namespace) -> ktap.Verdict:
 
     console = run.log.with_suffix(".console")
     machine = vm.Machine(vmlinux or vm.BUILD / "kernel" / run.place / "vmlinux", console, MEMORY[run.profile],
-                         args.smp, timeout=limit + 120 * scale)
+                         args.smp, timeout=limit + 120 * scale, append=run.suite.append)
     job = vm.Job(argv, str(run.suite.directory), vm.environment(**env, PERDURE_GUEST="1"))
     errors = bytearray()
     result = vm.run(job, machine, report.feed, errors.extend)

@@ -79,6 +79,7 @@ class Machine:
     boot_timeout: float = 300
     drives: list["Drive"] = field(default_factory=list)
     accel: str | None = None    # "kvm" or "tcg"; by default what works
+    append: str = ""            # to the kernel's command line
 
 
 @dataclass
@@ -219,7 +220,7 @@ def command_line(job: Job, machine: Machine, accel: str, initrd: str, ports: dic
             "-append", f"console={console} panic=-1 oops=panic softlockup_all_cpu_backtrace=1 no_timer_check "
                        "random.trust_cpu=on"
                        # Exact when it counts instructions; else only the kernel's watchdog tells a wrong calibration
-                       + (" tsc=reliable" if machine.icount else ""),
+                       + (" tsc=reliable" if machine.icount else "") + f" {machine.append}".rstrip(),
             "-chardev", f"file,id=console,path={value(machine.console)}", "-serial", "chardev:console",
             # The first of the virtio devices: its number is in the names of the ports
             "-device", "virtio-serial-pci,max_ports=8", "-device", "virtio-rng-pci",

@@ -6,8 +6,10 @@
 
 #include <linux/capability.h>
 #include <linux/io_uring.h>
+#include <linux/securebits.h>
 #include <netinet/in.h>
 #include <stddef.h>
+#include <sys/auxv.h>
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
 #include <sys/file.h>
@@ -918,6 +920,97 @@ T(program_with_file_capabilities)
 	T_EQ(t_word[1], BIND);
 	by_user(path, true);
 	T_EQ(t_word[1], 0);
+	T_OK(umount(t_tmpdir()));
+}
+
+ROW(securebits)
+{
+	T_OK(prctl(PR_SET_SECUREBITS, SECBIT_NO_SETUID_FIXUP | SECBIT_NO_SETUID_FIXUP_LOCKED | SECBIT_KEEP_CAPS));
+}
+
+THEN(securebits)
+{
+	T_EQ(prctl(PR_GET_SECUREBITS), SECBIT_NO_SETUID_FIXUP | SECBIT_NO_SETUID_FIXUP_LOCKED);
+}
+
+ROLE(lives)
+{
+	t_word[0]++;
+	return 0;
+}
+
+/* setuid(2) to a user who has too many processes succeeds; execve(2) tells it. */
+T(process_limit)
+{
+	pid_t other = t_fork(), pid;
+	int status;
+
+	if (!other) {
+		t_drop_root();
+		T_OK(raise(SIGSTOP));
+		_exit(1);
+	}
+	T_OK(waitpid(other, &status, WUNTRACED));
+	for (int raised = 0; raised < 2; raised++) {
+		pid = t_fork();
+		if (!pid) {
+			t_register("lives", NULL);
+			T_OK(setrlimit(RLIMIT_NPROC, &(struct rlimit){ 0, 10 }));
+			t_drop_root();
+			if (raised)
+				T_OK(setrlimit(RLIMIT_NPROC, &(struct rlimit){ 10, 10 }));
+			t_crash();
+		}
+		status = t_wait(pid);
+		if (raised)
+			T_EXITED(status, 0);
+		else
+			T_KILLED(status, SIGSEGV);
+		T_EQ(t_word[0], raised);
+	}
+	t_reap(other);
+}
+
+ROLE(tells_label)
+{
+	struct reg_info info;
+	char label[64];
+
+	t_word[0] = t_get("/proc/self/attr/smack/current", label, sizeof(label)) == 6 && !strcmp(label, "Server");
+	t_word[1] = getauxval(AT_SECURE);
+	t_word[2] = x_getreginfo(&info);
+	return 0;
+}
+
+/* Smack, because its labels need no more than an attribute of the program. */
+T(security_module)
+{
+	char path[PATH_MAX], label[64];
+	pid_t pid;
+
+	if (t_get("/proc/self/attr/smack/current", label, sizeof(label)) <= 0)
+		t_skip("no Smack in this kernel");
+	T_OK(mount("none", t_tmpdir(), "tmpfs", 0, "mode=755"));
+	t_copy(t_self, t_path(path, "labelled"), 0755);
+	T_OK(setxattr(path, "security.SMACK64EXEC", "Server", 6, 0));
+	for (int nnp = 0; nnp < 2; nnp++) {
+		memset(t_word, 0, 3 * sizeof(t_word[0]));
+		pid = t_fork();
+		if (!pid) {
+			T_EQ(x_reregist(path, (char *[]){ "prog", "@tells_label", NULL }, environ, 0), 0);
+			if (nnp)
+				T_OK(prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0));
+			t_crash();
+		}
+		if (nnp)
+			T_KILLED(t_wait(pid), SIGSEGV);
+		else
+			T_EXITED(t_wait(pid), 0);
+		T_EQ(t_word[0], !nnp);
+		T_EQ(t_word[1], !nnp);
+		/* No registration any more */
+		T_EQ(t_word[2], 0);
+	}
 	T_OK(umount(t_tmpdir()));
 }
 

@@ -233,6 +233,47 @@ T_LIMIT(cannot_be_executed, 60)
 	}
 }
 
+/* ---- what the process could execute when it registered, and no longer can ---- */
+
+static void not_from_there(const char *path T_UNUSED)
+{
+	T_OK(mount("none", t_tmpdir(), NULL, MS_REMOUNT | MS_NOEXEC, "mode=755"));
+}
+
+static void leave_root(const char *path T_UNUSED)
+{
+	t_drop_root();
+}
+
+T(no_longer_allowed)
+{
+	static const struct {
+		const char *name;
+		mode_t mode;
+		void (*spoil)(const char *path);
+		bool lives;
+	} cases[] = {
+		{ "mounted noexec", 0755, not_from_there, false },
+		{ "for root only", 0700, leave_root, false },
+		{ "for all", 0755, leave_root, true },
+	};
+	char from[PATH_MAX], path[PATH_MAX];
+	int status;
+
+	for (size_t i = 0; i < ARRAY_LEN(cases); i++) {
+		t_context = cases[i].name;
+		T_OK(mount("none", t_tmpdir(), "tmpfs", 0, "mode=755"));
+		t_copy(target(from, "static"), t_path(path, "program"), cases[i].mode);
+		status = t_wait(start(path, cases[i].spoil, SIGSEGV));
+		if (cases[i].lives)
+			T_EXITED(status, 42);
+		else
+			T_KILLED(status, SIGSEGV);
+		T_OK(umount(t_tmpdir()));
+		unlink(CORE);
+	}
+}
+
 /* Only the exec itself finds this out, when the old image has gone: it dies, and there is no loop. */
 static void truncate_it(const char *path)
 {
