@@ -66,9 +66,15 @@ struct header {
 struct handle {
 	struct header *h;
 	const char *_Atomic holder;	/* the thread that has begun an update, by its &self */
+	pid_t pid;			/* and its process: not a fork(2) child of it */
 };
 
 static _Thread_local char self;
+
+static int in_update(const struct handle *me)
+{
+	return me->holder == &self && me->pid == getpid();
+}
 
 static struct handle *handle_of(const void *area)
 {
@@ -355,7 +361,7 @@ int perdure_shared_begin(const void *area, int timeout_ms)
 	struct journal j = layout_journal(h, h->size, h->page);
 	int r, what = 0;
 
-	if (me->holder == &self) {
+	if (in_update(me)) {
 		errno = EDEADLK;
 		return -1;
 	}
@@ -386,6 +392,7 @@ int perdure_shared_begin(const void *area, int timeout_ms)
 		what = PERDURE_SHARED_UNDONE;
 	}
 	finish(h);
+	me->pid = getpid();
 	me->holder = &self;
 	return what;
 }
@@ -395,7 +402,7 @@ int perdure_shared_stage(const void *area, const void *dst, const void *src, siz
 	struct handle *me = handle_of(area);
 	struct journal j = layout_journal(me->h, me->h->size, me->h->page);
 
-	if (me->holder != &self) {
+	if (!in_update(me)) {
 		errno = EPERM;
 		return -1;
 	}
@@ -409,7 +416,7 @@ int perdure_shared_commit(const void *area)
 	struct header *h = me->h;
 	struct journal j = layout_journal(h, h->size, h->page);
 
-	if (me->holder != &self) {
+	if (!in_update(me)) {
 		errno = EPERM;
 		return -1;
 	}
@@ -427,7 +434,7 @@ int perdure_shared_cancel(const void *area)
 {
 	struct handle *me = handle_of(area);
 
-	if (me->holder != &self) {
+	if (!in_update(me)) {
 		errno = EPERM;
 		return -1;
 	}
@@ -440,6 +447,7 @@ void perdure_shared_close(const void *area)
 	struct handle *me = handle_of(area);
 	size_t page = me->h->page, data = round_up(me->h->size, page);
 
+	perdure_shared_cancel(area);	/* where this thread is in an update; nobody could end it any more */
 	munmap(me->h, layout_total(me->h->size, me->h->page));
 	munmap(me, page + data);
 }

@@ -147,6 +147,51 @@ T_LIMIT(random_deaths, 90)
 }
 
 /* An area has its memory from the beginning, or there is none. */
+T(forked_in_an_update)
+{
+	const struct state *s = open_area();
+	uint64_t one = 1;
+	int go[2];
+	char c;
+
+	T_OK(pipe(go));
+	T_EQ(perdure_shared_begin(s, 0), 0);
+	T_EQ(perdure_shared_stage(s, &s->a, &one, sizeof(one)), 0);
+	pid_t pid = t_fork();
+
+	if (!pid) {
+		T_ERR(perdure_shared_stage(s, &s->a, &one, sizeof(one)), EPERM);
+		T_ERR(perdure_shared_commit(s), EPERM);
+		T_ERR(perdure_shared_cancel(s), EPERM);
+		T_ERR(perdure_shared_begin(s, 0), EAGAIN);
+		T_EQ(write(go[1], "", 1), 1);
+		T_EQ(perdure_shared_begin(s, -1), 0);
+		T_EQ(s->a, 1);
+		T_EQ(perdure_shared_cancel(s), 0);
+		exit(0);
+	}
+	T_EQ(read(go[0], &c, 1), 1);
+	T_ERR(perdure_shared_begin(s, 0), EDEADLK);
+	T_EQ(perdure_shared_commit(s), 0);
+	T_EXITED(t_wait(pid), 0);
+	T_EQ(perdure_shared_remove("workers"), 0);
+}
+
+T(closed_in_an_update)
+{
+	const struct state *s = open_area();
+	uint64_t one = 1;
+
+	T_EQ(perdure_shared_begin(s, 0), 0);
+	T_EQ(perdure_shared_stage(s, &s->a, &one, sizeof(one)), 0);
+	perdure_shared_close(s);
+	s = open_area();
+	T_EQ(s->a, 0);
+	T_EQ(perdure_shared_begin(s, 0), 0);
+	T_EQ(perdure_shared_cancel(s), 0);
+	T_EQ(perdure_shared_remove("workers"), 0);
+}
+
 T(no_room)
 {
 	T_CHILD {
