@@ -76,7 +76,7 @@ def serve(client: socket.socket, state: perdure.State, restarted: bool) -> None:
 def main() -> None:
     info = perdure.info()
     restarted = info is not None and info.is_restarted
-    if restarted:
+    if info and restarted:
         left = sockets()
         listener = next(s for s in left if s.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN))
         clients = [s for s in left if s is not listener]

@@ -23,14 +23,15 @@ import os
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from ctypes import POINTER, byref, c_char, c_char_p, c_int, c_int32, c_size_t, c_ssize_t, c_uint32, c_uint64, c_void_p
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, Self
 
-__all__ = ["Info", "IOLog", "Policy", "State", "abi_version", "available", "discard_state", "get_policy", "heartbeat", "hread", "hread_into", "info", "iolog",
-           "lsendfile", "lwrite", "path", "pending", "recover_threads", "register", "release", "set_policy",
-           "unregister"]
+__all__ = ["COMPLETED", "Info", "IOLog", "Policy", "Shared", "State", "UNDONE", "abi_version", "available", "discard_state", "get_policy",
+           "heartbeat", "hread", "hread_into", "info", "iolog", "lsendfile", "lwrite", "path", "pending", "recover_threads",
+           "register", "release", "remove_shared", "set_policy", "unregister"]
 
 
 class HasFileno(Protocol):
@@ -135,12 +136,20 @@ _state_commit = _function("perdure_state_commit", None, c_void_p)
 _state_fd = _function("perdure_state_fd", c_int, c_void_p)
 _state_close = _function("perdure_state_close", None, c_void_p)
 _state_discard = _function("perdure_state_discard", c_int, c_char_p)
+_shared_open = _function("perdure_shared_open", c_void_p, c_char_p, c_size_t, c_uint32, c_void_p)
+_shared_begin = _function("perdure_shared_begin", c_int, c_void_p, c_int)
+_shared_stage = _function("perdure_shared_stage", c_int, c_void_p, c_void_p, c_void_p, c_size_t)
+_shared_commit = _function("perdure_shared_commit", c_int, c_void_p)
+_shared_cancel = _function("perdure_shared_cancel", c_int, c_void_p)
+_shared_close = _function("perdure_shared_close", None, c_void_p)
+_shared_remove = _function("perdure_shared_remove", c_int, c_char_p)
 _free = ctypes.CDLL(None).free
 _free.argtypes = [c_void_p]
 
 
 def _call(function: Any, *arguments: Any) -> int:
     """Calls again after a signal whose Python handler did not raise, as Python's own functions do (PEP 475)."""
+    result: int
     while (result := function(*arguments)) == -1:
         error = ctypes.get_errno()
         if error != errno.EINTR:
@@ -200,7 +209,7 @@ def info() -> Info | None:
     raw = _RegInfo()
     if not _call(_getreginfo, byref(raw), ctypes.sizeof(raw)):
         return None
-    values = {name: getattr(raw, name) for name, *_ in raw._fields_}
+    values = {field[0]: getattr(raw, field[0]) for field in raw._fields_}
     return Info(**values | {"is_restarted": bool(raw.is_restarted)})
 
 
@@ -273,7 +282,7 @@ def iolog(file: File) -> IOLog:
     """What has been read, released, held and written on the open file."""
     raw = _IOLog()
     _call(_getiolog, _fd(file), byref(raw), ctypes.sizeof(raw))
-    return IOLog(*(getattr(raw, name) for name, _ in raw._fields_))
+    return IOLog(*(getattr(raw, field[0]) for field in raw._fields_))
 
 
 def pending() -> list[int]:
@@ -287,17 +296,74 @@ def pending() -> list[int]:
 
 
 def recover_threads(start: Callable[[int], object], fds: Sequence[int] | None = None) -> list[threading.Thread]:
-    """Start a thread for each descriptor, by default for those of pending(), that calls start(descriptor)."""
-    threads = [threading.Thread(target=start, args=(fd,)) for fd in (pending() if fds is None else fds)]
-    for thread in threads:
-        thread.start()
+    """Start a thread for each descriptor, by default for those of pending(), that calls start(descriptor). When one cannot be
+    started, none of them calls it."""
+    all_there = threading.Event()
+    calls: list[Callable[[int], object]] = []
+
+    def run(fd: int) -> None:
+        all_there.wait()
+        for call in calls:
+            call(fd)
+
+    threads = [threading.Thread(target=run, args=(fd,)) for fd in (pending() if fds is None else fds)]
+    try:
+        for thread in threads:
+            thread.start()
+        calls.append(start)
+    finally:
+        all_there.set()
     return threads
 
 
 # ---- state ----
 
-class State:
-    """Memory that outlives restarts: see perdure_state(3).
+class _Area:
+    """Memory of the library's, of which data is a view to read from."""
+
+    def __init__(self, address: int | None, size: int, name: str, close: Callable[[int], None]) -> None:
+        self._area, self._name, self._close = address, name, close
+        if not address:
+            error = ctypes.get_errno()
+            raise OSError(error, os.strerror(error), name)
+        self._look((c_char * size).from_address(address))
+
+    def _look(self, memory: ctypes.Array[c_char]) -> None:
+        self._memory = memory
+        self.data = memoryview(memory).cast("B").toreadonly()
+
+    def _open(self) -> int:
+        if not self._area:
+            raise ValueError(f"the area {self._name} is closed")
+        return self._area
+
+    def _range(self, offset: int, data: Buffer) -> tuple[int, int, bytes, int]:
+        area, raw = self._open(), bytes(data)
+        if offset < 0 or offset + len(raw) > len(self.data):
+            raise ValueError(f"{len(raw)} bytes at {offset} are not in an area of {len(self.data)}")
+        return area, area + offset, raw, len(raw)
+
+    def close(self) -> None:
+        """BufferError while there are other views of data: what comes there next is not for them."""
+        if self._area:
+            memory = weakref.ref(self._memory)
+            self.data.release()
+            del self._memory
+            if (still := memory()) is not None:
+                self._look(still)
+                raise BufferError(f"parts of the data of {self._name} are still in use")
+            self._close(self._area)
+            self._area = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class State(_Area):
+    """Memory that outlives restarts: see perdure_state(3). close() destroys it.
 
     data is a view of it, to read from. update() changes a range all or nothing: whatever stops the process, the next
     generation finds the old bytes or the new ones. stage() records a range to be changed together with others at the next
@@ -306,24 +372,8 @@ class State:
 
     def __init__(self, name: str, size: int, layout: int = 1, address: int | None = None) -> None:
         inherited = c_int()
-        self._area = _state_open(_string(name.encode()), size, layout, address, byref(inherited))
-        if not self._area:
-            error = ctypes.get_errno()
-            raise OSError(error, os.strerror(error), name)
+        super().__init__(_state_open(_string(name.encode()), size, layout, address, byref(inherited)), size, name, _state_close)
         self.inherited = bool(inherited.value)
-        self._look((c_char * size).from_address(self._area))
-
-    def _look(self, memory: ctypes.Array) -> None:
-        self._memory = memory
-        self.data = memoryview(memory).cast("B").toreadonly()
-
-    def _range(self, offset: int, data: Buffer) -> tuple[int, int, bytes, int]:
-        if not self._area:
-            raise ValueError("the state area is closed")
-        raw = bytes(data)
-        if offset < 0 or offset + len(raw) > len(self.data):
-            raise ValueError(f"{len(raw)} bytes at {offset} are not in an area of {len(self.data)}")
-        return self._area, self._area + offset, raw, len(raw)
 
     def update(self, offset: int, data: Buffer) -> None:
         _call(_state_update, *self._range(offset, data))
@@ -332,33 +382,60 @@ class State:
         _call(_state_stage, *self._range(offset, data))
 
     def commit(self) -> None:
-        self._range(0, b"")
-        _state_commit(self._area)
+        _state_commit(self._open())
 
     def fileno(self) -> int:
         """The descriptor that keeps the area: not to be closed with those left over."""
-        self._range(0, b"")
-        return _state_fd(self._area)
-
-    def close(self) -> None:
-        """Destroy it. BufferError while there are other views of data: what comes there next is not for them."""
-        if self._area:
-            memory = weakref.ref(self._memory)
-            self.data.release()
-            del self._memory
-            if memory() is not None:
-                self._look(memory())
-                raise BufferError("parts of the state area's data are still in use")
-            _state_close(self._area)
-            self._area = None
-
-    def __enter__(self) -> "State":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
+        return int(_state_fd(self._open()))
 
 
 def discard_state(name: str) -> None:
     """Destroy the area called name, which is not open."""
     _call(_state_discard, _string(name.encode()))
+
+
+# What Shared.begin() has done about an update that its process did not live to finish: none of it is there, or all
+UNDONE, COMPLETED = 1, 2
+
+
+class Shared(_Area):
+    """Memory that processes share and that outlives them: see perdure_shared(3).
+
+    data is a view of it. It changes in updates, in which no two processes or threads are at a time, whoever dies or is restarted
+    in the middle: begin(), stage() what changes, commit(), all or nothing; or "with area.update():", which cancels on an exception.
+    Read there, too, what must not change meanwhile. existed says whether it was there; remove_shared() removes it.
+    """
+
+    def __init__(self, name: str, size: int, layout: int = 1) -> None:
+        existed = c_int()
+        super().__init__(_shared_open(_string(name.encode()), size, layout, byref(existed)), size, name, _shared_close)
+        self.existed = bool(existed.value)
+
+    def begin(self, timeout: float | None = None) -> int:
+        """0, UNDONE or COMPLETED. BlockingIOError when others are in updates for longer than timeout seconds (None: for ever)."""
+        return _call(_shared_begin, self._open(), -1 if timeout is None else min(round(max(timeout, 0) * 1000), 0x7fffffff))
+
+    def stage(self, offset: int, data: Buffer) -> None:
+        _call(_shared_stage, *self._range(offset, data))
+
+    def commit(self) -> None:
+        _call(_shared_commit, self._open())
+
+    def cancel(self) -> None:
+        _call(_shared_cancel, self._open())
+
+    @contextmanager
+    def update(self, timeout: float | None = None) -> Iterator[int]:
+        """The value is that of begin()."""
+        result = self.begin(timeout)
+        try:
+            yield result
+        except BaseException:
+            self.cancel()
+            raise
+        self.commit()
+
+
+def remove_shared(name: str) -> None:
+    """Remove the shared area called name. Who has it open can read it on, and not update it."""
+    _call(_shared_remove, _string(name.encode()))

@@ -111,6 +111,13 @@ def python() -> Iterator[str]:
                 yield str(error)
 
 
+def typed() -> Iterator[str]:
+    """The Python package, and the example that shows how it is used."""
+    package = TOP / "userspace/python"
+    done = output("mypy", "--strict", "--cache-dir=/dev/null", package / "perdure", package / "adder.py", ok=(0, 1))
+    yield from (line for line in done.splitlines() if "error:" in line)
+
+
 def manual_pages() -> Iterator[str]:
     pages = [p for p in tracked("userspace/") if re.fullmatch(r"\.[1-8]", p.suffix)]
     if not pages:
@@ -122,4 +129,4 @@ def manual_pages() -> Iterator[str]:
 
 
 if __name__ == "__main__":
-    main(spdx, licence_texts, white_space, links, orphans, shellcheck, python, manual_pages)
+    main(spdx, licence_texts, white_space, links, orphans, shellcheck, python, typed, manual_pages)

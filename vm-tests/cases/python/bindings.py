@@ -53,7 +53,7 @@ def calls() -> Iterator[str]:
     yield from differ("path()", perdure.path(), "/bin/true")
     perdure.unregister()
     for function, *args in ((perdure.register, "/bin/true\0"), (perdure.register, "/bin/true", ["a\0"]), (perdure.State, "a\0", 1),
-                            (perdure.register, "/bin/true", ["a"], {"A": "\0"}), (perdure.discard_state, "a\0")):
+                            (perdure.register, "/bin/true", ["a"], {"A": "\0"}), (perdure.discard_state, "a\0"), (perdure.remove_shared, "a\0")):
         try:
             yield f"{function.__name__}{args} gave {function(*args)!r}"
         except ValueError as e:
@@ -189,6 +189,92 @@ def state() -> Iterator[str]:
     yield from fails(errno.ENOENT, perdure.discard_state, "unit")
 
 
+def shared() -> Iterator[str]:
+    """Updates of several ranges, all or none; what is refused; who waits for whom."""
+    with perdure.Shared("unit", 100, layout=3) as s:
+        yield from differ("existed", s.existed, False)
+        with s.update() as result:
+            s.stage(10, b"abc")
+            s.stage(20, b"xyz")
+            yield from differ("staged", bytes(s.data[10:23]), bytes(13))
+        yield from differ("committed", (result, bytes(s.data[10:13]), bytes(s.data[20:23])), (0, b"abc", b"xyz"))
+        try:
+            with s.update():
+                s.stage(10, b"def")
+                raise KeyError
+        except KeyError:
+            yield from differ("canceled", bytes(s.data[10:13]), b"abc")
+        yield from fails(errno.EEXIST, perdure.Shared, "unit", 100, 3)
+        for at, data in ((98, b"abc"), (-1, b"a"), (101, b"")):
+            try:
+                s.stage(at, data)
+                yield f"stage({at}, {data!r}) is accepted"
+            except ValueError:
+                pass
+        yield from differ("begin", s.begin(), 0)
+        child = os.fork()
+        if not child:
+            try:
+                s.begin(0.2)
+            except BlockingIOError:
+                os._exit(77)
+            finally:
+                os._exit(1)
+        yield from differ("another one", os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), 77)
+        s.cancel()
+        perdure.remove_shared("unit")
+        yield from differ("still there", bytes(s.data[10:13]), b"abc")
+    try:
+        s.begin()
+        yield "a closed area is updated"
+    except ValueError:
+        pass
+    yield from fails(errno.ENOENT, perdure.remove_shared, "unit")
+    yield from fails(errno.EINVAL, perdure.Shared, "a/b", 10)
+
+
+# Counts to COUNT in two places, and faults once in between
+COUNT = 40
+COUNTS = """
+import ctypes, sys
+import perdure
+
+count = int(sys.argv[1])
+area = perdure.Shared("counts", 16)
+info = perdure.info()
+begun = 0
+if info is None:
+    perdure.register(child_id=int(sys.argv[2]))
+else:
+    begun = info.child_id
+for n in range(begun, count):
+    with area.update() as result:
+        number = int.from_bytes(area.data[:8], "little") + 1
+        assert area.data[:8] == area.data[8:], bytes(area.data)
+        area.stage(0, number.to_bytes(8, "little"))
+        if n == int(sys.argv[2]) and info is None:
+            ctypes.string_at(0)
+        if info is not None and n == begun:
+            assert result == perdure.UNDONE, result
+        area.stage(8, number.to_bytes(8, "little"))
+"""
+
+
+def shared_faults() -> Iterator[str]:
+    """Four processes count together, and each of them faults in the middle of an update."""
+    places = (5, 12, 20, 33)
+    with perdure.Shared("counts", 16):
+        pass
+    with perdure.Shared("counts", 16) as area:
+        yield from differ("existed", area.existed, True)
+        workers = [subprocess.Popen([sys.executable, "-c", COUNTS, str(COUNT), str(place)]) for place in places]
+        for worker in workers:
+            yield from differ("status", worker.wait(120), 0)
+        total = COUNT * len(places)
+        yield from differ("counted", (int.from_bytes(area.data[:8], "little"), int.from_bytes(area.data[8:], "little")), (total, total))
+    perdure.remove_shared("counts")
+
+
 # A program that faults once in each way, and knows in each generation where it was
 FAULTS = """
 import ctypes, faulthandler, os, signal, socket, sys, threading
@@ -270,6 +356,30 @@ def threads() -> Iterator[str]:
         yield f"status {done.returncode}: {done.stderr[-1000:]}"
 
 
+def all_or_none() -> Iterator[str]:
+    """No thread runs when one of them cannot be started."""
+    called: list[int] = []
+    threads_before = set(threading.enumerate())
+    start, starts = threading.Thread.start, iter([True, True, False])
+
+    def limited(thread: threading.Thread) -> None:
+        if not next(starts):
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    threading.Thread.start = limited    # type: ignore[method-assign]
+    try:
+        perdure.recover_threads(called.append, [7, 8, 9])
+        yield "all three were started"
+    except RuntimeError:
+        pass
+    finally:
+        threading.Thread.start = start  # type: ignore[method-assign]
+    for thread in set(threading.enumerate()) - threads_before:
+        thread.join(10)
+    yield from differ("called", called, [])
+
+
 def adder() -> Iterator[str]:
     """The example: right sums, once each, across a null pointer, an abort and signals from outside."""
     server = subprocess.Popen([ADDER, str(PORT)], stdout=subprocess.PIPE, text=True)
@@ -306,7 +416,7 @@ def adder() -> Iterator[str]:
 
 def main() -> int:
     Path("/proc/sys/kernel/restart/min_interval_ms").write_text("0")
-    return ktap.run(calls, policy, interrupted, state, faults, threads, adder)
+    return ktap.run(calls, policy, interrupted, state, shared, shared_faults, faults, threads, all_or_none, adder)
 
 
 if __name__ == "__main__":
