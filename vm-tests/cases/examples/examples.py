@@ -9,14 +9,16 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import BinaryIO
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "hygiene"))
 import ktap  # noqa: E402
 
 EXAMPLES = Path(os.environ["PERDURE_BUILD"]) / "userspace/userspace/examples"
 PORT = 7007
+WORKERS_PORT = 7009
 
 
 def counter() -> Iterator[str]:
@@ -31,10 +33,10 @@ def counter() -> Iterator[str]:
         yield f"status {done.returncode}"
 
 
-def connect() -> socket.socket:
+def connect(port: int) -> socket.socket:
     for _ in range(100):
         try:
-            return socket.create_connection(("127.0.0.1", PORT), timeout=30)
+            return socket.create_connection(("127.0.0.1", port), timeout=30)
         except ConnectionRefusedError:
             time.sleep(0.1)
     raise RuntimeError("the server does not listen")
@@ -52,7 +54,7 @@ def echo() -> Iterator[str]:
     """Sends every byte back once, on three connections, while one of them makes it fault."""
     server = subprocess.Popen([EXAMPLES / "echo", str(PORT)])
     try:
-        lines = [connect() for _ in range(3)]
+        lines = [connect(PORT) for _ in range(3)]
         sent = [b"", b"", b""]
         got = [b"", b"", b""]
         for step in range(6):
@@ -77,8 +79,64 @@ def echo() -> Iterator[str]:
         server.wait()
 
 
+def children(pid: int) -> set[int]:
+    return {int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()}
+
+
+def restarts(pid: int) -> int:
+    found = re.search(r"^restarts:\s*(\d+)$", Path(f"/proc/{pid}/restart").read_text(), re.M)
+    return int(found[1]) if found else 0
+
+
+def until(true: Callable[[], bool], what: str) -> Iterator[str]:
+    for _ in range(300):
+        if true():
+            return
+        time.sleep(0.1)
+    yield what
+
+
+def workers() -> Iterator[str]:
+    """Numbers all requests without a gap, while each worker faults once, the master too, and one exits and is replaced."""
+    server = subprocess.Popen([EXAMPLES / "workers", str(WORKERS_PORT)])
+    numbers: list[int] = []
+
+    def ask(file: BinaryIO, what: bytes = b"a") -> None:
+        file.write(what)
+        file.flush()
+        numbers.append(int(file.readline()))
+
+    try:
+        lines = [connect(WORKERS_PORT).makefile("rwb") for _ in range(3)]
+        for step in range(6):
+            for i, line in enumerate(lines):
+                ask(line, b"c" if step == i + 1 else b"a")
+        first = children(server.pid)
+        if sorted(restarts(pid) for pid in first) != [1, 1, 1]:
+            yield f"workers: {[(pid, restarts(pid)) for pid in first]}"
+        os.kill(server.pid, signal.SIGSEGV)
+        yield from until(lambda: restarts(server.pid) == 1, "the master was not restarted")
+        for line in lines:
+            ask(line)
+        if children(server.pid) != first:
+            yield f"the new master has {children(server.pid)}, the old one had {first}"
+        lines[0].write(b"x")
+        lines[0].flush()
+        if lines[0].read():
+            yield "an answer from a worker that exits"
+        yield from until(lambda: len(children(server.pid)) == 3 and children(server.pid) != first, "the worker was not replaced")
+        lines[0] = connect(WORKERS_PORT).makefile("rwb")
+        for line in [*lines, lines[0]]:
+            ask(line)
+        if numbers != list(range(1, len(numbers) + 1)):
+            yield f"numbers: {numbers}"
+    finally:
+        server.kill()
+        server.wait()
+
+
 def main() -> int:
-    return ktap.run(counter, echo)
+    return ktap.run(counter, echo, workers)
 
 
 if __name__ == "__main__":
