@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
 """In the guest, once it is up: says which kernel runs, and what becomes of a download when its server faults."""
 
+import glob
 import hashlib
 import os
 import re
@@ -47,10 +48,54 @@ def download() -> str:
     return f"download {'equal' if same else 'damaged'}, server {'alive' if alive else 'dead'}"
 
 
+def restarts(pid: int) -> int:
+    try:
+        with open(f"/proc/{pid}/restart") as file:
+            return next(int(line.split()[1]) for line in file if line.startswith("restarts:"))
+    except (OSError, StopIteration):
+        return 0
+
+
+def unit() -> str:
+    """A service that knows nothing of a restart, with the drop-in of the manual: the kernel first, then systemd."""
+    example = glob.glob("/usr/share/doc/perdure*/**/perdure.conf", recursive=True)[0]
+    os.makedirs("/etc/systemd/system/unaware.service.d", exist_ok=True)
+    with open(example) as source, open("/etc/systemd/system/unaware.service.d/perdure.conf", "w") as drop_in:
+        drop_in.write(source.read().replace("/usr/sbin/NAME --its --options", "/usr/bin/sleep 1000"))
+    with open("/etc/systemd/system/unaware.service", "w") as file:
+        file.write("[Service]\nExecStart=/usr/bin/sleep 1000\n")
+    subprocess.run(["systemctl", "daemon-reload"], check=True)
+    subprocess.run(["systemctl", "start", "unaware"], check=True)
+
+    def shown(what: str) -> int:
+        return int(subprocess.run(["systemctl", "show", "-p", what, "--value", "unaware"], stdout=subprocess.PIPE, text=True).stdout)
+
+    def name(pid: int) -> str:
+        with open(f"/proc/{pid}/comm") as file:
+            return file.read().strip()
+
+    pid, kept, end = shown("MainPID"), 0, time.monotonic() + 120
+    while name(pid) != "sleep":     # until perdurectl has started it
+        time.sleep(0.1)
+    while kept < 10:
+        subprocess.run(["systemctl", "kill", "-s", "SEGV", "unaware"], check=True)
+        # When it dies, systemd waits a little before it starts another one
+        while restarts(pid) != kept + 1 and not shown("NRestarts"):
+            if time.monotonic() > end:
+                return f"unit: nobody restarts it after {kept} restarts"
+            time.sleep(0.1)
+        if shown("NRestarts"):
+            break
+        kept += 1
+    subprocess.run(["systemctl", "stop", "unaware"], check=True)
+    return f"unit: {kept} restarts by the kernel, {shown('NRestarts')} by systemd"
+
+
 try:
     say(f"kernel {os.uname().release}")
     if shutil.which("zhttpd"):
         say(download())
+        say(unit())
     say("done")
 except Exception as error:
     say(f"error {error!r}")

@@ -156,7 +156,8 @@ def machine() -> None:
 
 
 def protects(said: list[str], release: str) -> None:
-    equal(said, [f"kernel {release}", "download equal, server alive", "done"])
+    equal(said, [f"kernel {release}", "download equal, server alive",
+                 "unit: 5 restarts by the kernel, 1 by systemd", "done"])
 
 
 DEBS = ("linux-image-*-perdure*_amd64.deb", "libperdure0_*.deb", "perdure-tools_*.deb", "python3-perdure_*.deb")
@@ -211,7 +212,7 @@ def plain() -> None:
     """With the tools under the distribution's kernel the server is an ordinary one."""
     stock = [r for r in system.releases() if "perdure" not in r]
     said = system.boot(stock[0])
-    equal(said, [f"kernel {stock[0]}", "download damaged, server dead", "done"])
+    equal(said, [f"kernel {stock[0]}", "download damaged, server dead", "unit: 0 restarts by the kernel, 1 by systemd", "done"])
 
 
 def remove() -> None:
