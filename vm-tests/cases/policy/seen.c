@@ -294,6 +294,75 @@ ROLE(fault_on)
 	return 0;
 }
 
+static void once_more(const char *how)
+{
+	static int in[2];
+	char c;
+
+	if (!strcmp(how, "exit"))
+		_exit(9);
+	if (!strcmp(how, "hang"))
+		for (;;)
+			;
+	/* The file is what comes to be suspected. */
+	if (t_generation() == 1) {
+		T_OK(pipe2(in, 0));
+		T_OK(dup2(in[0], 90));
+		T_OK(dup2(in[1], 91));
+		T_EQ(write(91, "x", 1), 1);
+	}
+	T_EQ(x_hread(90, &c, 1, 0), 1);
+	raise(SIGBUS);
+}
+
+ROLE(once_more)
+{
+	if (t_generation() == 3)
+		return 0;
+	once_more(argv[0]);
+	return 1;
+}
+
+/* What ends at its limit is told as what it is. */
+T(limits)
+{
+	static const struct {
+		const char *how;
+		uint32_t flags;
+		const char *outcome, *twice;
+		int status;
+	} cases[] = {
+		{ "exit", RESTART_ON_EXIT, "limit", "0", 9 << 8 },
+		{ "hang", 0, "limit", "0", SIGABRT },
+		{ "fault", 0, "limit", "1", SIGBUS },
+		{ "fault", RESTART_QUARANTINE, "restarted", "1", 0 },
+	};
+	int fd = log_open();
+	const char *rec;
+	pid_t pid;
+
+	for (size_t i = 0; i < ARRAY_LEN(cases); i++) {
+		t_context = cases[i].how;
+		pid = t_fork();
+		if (!pid) {
+			t_register("once_more", cases[i].how, NULL);
+			policy(RESTART_LIMIT | cases[i].flags, 1, 600000, strcmp(cases[i].how, "hang") ? 0 : BEAT_MS * MS);
+			once_more(cases[i].how);
+		}
+		T_EQ(t_wait(pid) & ~WCOREFLAG, cases[i].status);
+		rec = log_next(fd, pid);
+		REC("outcome", "restarted");
+		REC("cause", cases[i].how);
+		REC("suspect_twice", "0");
+		rec = log_next(fd, pid);
+		REC("outcome", cases[i].outcome);
+		REC("cause", cases[i].how);
+		REC("suspect_twice", cases[i].twice);
+		REC("generation", cases[i].flags & RESTART_QUARANTINE ? "3" : "2");
+	}
+	close(fd);
+}
+
 /* An image that the kernel takes, and that fails with the old one gone */
 T(lost)
 {
