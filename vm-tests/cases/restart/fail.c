@@ -71,6 +71,26 @@ T(linked_in_every_way)
 	}
 }
 
+#ifdef __x86_64__
+/* From 64 to 32 bits, within these, and back */
+T(thirty_two_bits)
+{
+	static const char *const to[] = { "32", "static" };
+	char path[PATH_MAX], next[PATH_MAX];
+	pid_t pid;
+
+	target(path, "32");
+	T_EXITED(t_wait(start(path, NULL, SIGSEGV)), 42);
+	for (size_t i = 0; i < ARRAY_LEN(to); i++) {
+		t_context = to[i];
+		pid = t_fork();
+		if (!pid)
+			execl(path, path, "first", target(next, to[i]), NULL);
+		T_EXITED(t_wait(pid), 42);
+	}
+}
+#endif
+
 /* ---- what keeps a program from being executed ---- */
 
 static void remove_it(const char *path)
