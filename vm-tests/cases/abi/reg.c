@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 /* reregist() and getreginfo(): every argument, flag, size and error. */
+#include "../lib/cgroup.h"
 #include "../lib/seccomp.h"
 
 #include <pthread.h>
@@ -491,6 +492,53 @@ static void *thread_swaps(void *arg)
 			T_EQ(errno, ENOENT);
 	}
 	return NULL;
+}
+
+/* Registrations are their process's memory, and go with it. */
+T_LIMIT(charged, 60)
+{
+	enum { PROCESSES = 24, ARG = 100 * 1024 };
+	char *argv[] = { "prog", calloc(1, ARG + 1), NULL };
+	long before, during;
+	int ready[2], go[2], end[2];
+	char c;
+
+	memset(argv[1], 'x', ARG);
+	cg_open("max");
+	T_OK(pipe(ready));
+	T_OK(pipe(go));
+	T_OK(pipe(end));
+	T_CHILD {
+		cg_enter();
+		for (int i = 0; i < PROCESSES; i++) {
+			if (fork())
+				continue;
+			T_EQ(write(ready[1], "", 1), 1);
+			T_EQ(read(go[0], &c, 1), 1);
+			T_EQ(x_reregist("/bin/true", argv, NULL, 0), 0);
+			T_EQ(write(ready[1], "", 1), 1);
+			T_EQ(read(end[0], &c, 1), 1);
+			_exit(0);
+		}
+		for (int i = 0; i < PROCESSES; i++)
+			T_EQ(read(ready[0], &c, 1), 1);
+		before = cg_get("memory.current");
+		for (int i = 0; i < PROCESSES; i++)
+			T_EQ(write(go[1], "", 1), 1);
+		for (int i = 0; i < PROCESSES; i++)
+			T_EQ(read(ready[0], &c, 1), 1);
+		during = cg_get("memory.current");
+		T_RANGE(during - before, PROCESSES * ARG * 3 / 4, PROCESSES * ARG * 2);
+		for (int i = 0; i < PROCESSES; i++)
+			T_EQ(write(end[1], "", 1), 1);
+		for (int i = 0; i < PROCESSES; i++)
+			T_OK(wait(NULL));
+		for (int i = 0; i < 50 && cg_get("memory.current") > before; i++)
+			t_sleep_ms(20);
+		T_EXPECT(cg_get("memory.current") <= before);
+		t_note("%d registrations of %d KiB cost %ld KiB", PROCESSES, ARG / 1024, (during - before) / 1024);
+	}
+	cg_close();
 }
 
 T(threads_race)
