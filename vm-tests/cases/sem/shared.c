@@ -254,8 +254,37 @@ static void *locks(void *m)
 	return NULL;
 }
 
-/* Held by the thread that faults, or by another one; had again by the new generation, or by another process. */
-T(robust_mutex)
+enum { BY_MAIN, BY_OTHER, BY_FAULTING_THREAD, BY_MAIN_NOT_FAULTING, HOLDERS };
+
+/* Locks first if it is to. */
+static void *faults(void *m)
+{
+	if (m)
+		T_EQ(pthread_mutex_lock(m), 0);
+	MARK(2)++;
+	t_crash();
+}
+
+static void hold_and_fault(pthread_mutex_t *m, int holder)
+{
+	pthread_t t;
+
+	if (holder == BY_MAIN || holder == BY_MAIN_NOT_FAULTING)
+		T_EQ(pthread_mutex_lock(m), 0);
+	if (holder == BY_OTHER) {
+		T_EQ(pthread_create(&t, NULL, locks, m), 0);
+		while (!MARK(1))
+			t_sleep_ms(2);
+	}
+	if (holder == BY_MAIN || holder == BY_OTHER)
+		faults(NULL);
+	T_EQ(pthread_create(&t, NULL, faults, holder == BY_FAULTING_THREAD ? m : NULL), 0);
+	for (;;)
+		pause();
+}
+
+/* Held by the first thread or another one, which faults itself or not; had again by the new generation, or by another process. */
+static void robust(int protocol)
 {
 	pthread_mutexattr_t attr;
 	pthread_mutex_t *m;
@@ -267,28 +296,20 @@ T(robust_mutex)
 	pthread_mutexattr_init(&attr);
 	pthread_mutexattr_setpshared(&attr, PTHREAD_PROCESS_SHARED);
 	pthread_mutexattr_setrobust(&attr, PTHREAD_MUTEX_ROBUST);
+	T_EQ(pthread_mutexattr_setprotocol(&attr, protocol), 0);
 	T_EQ(pthread_mutex_init(m, &attr), 0);
-	for (int how = 0; how < 4; how++) {
-		int first = how & 1, thread = how & 2;
-		pid_t pid = t_fork();
+	for (int how = 0; how < 2 * HOLDERS; how++) {
+		int first = how & 1, holder = how >> 1;
+		pid_t pid;
 
-		MARK(0) = MARK(1) = 0;
+		MARK(0) = MARK(1) = MARK(2) = 0;
+		pid = t_fork();
 		if (!pid) {
-			pthread_t t;
-
-			if (thread) {
-				T_EQ(pthread_create(&t, NULL, locks, m), 0);
-				while (!MARK(1))
-					t_sleep_ms(2);
-			} else {
-				T_EQ(pthread_mutex_lock(m), 0);
-			}
 			t_register("mutex_again", first ? "1" : "0", NULL);
-			MARK(2) = how + 1;
-			t_crash();
+			hold_and_fault(m, holder);
 		}
 		if (!first) {
-			while (MARK(2) != (uint64_t)how + 1)
+			while (!MARK(2))
 				t_sleep_ms(2);
 			T_EQ(pthread_mutex_lock(m), EOWNERDEAD);
 			T_EQ(pthread_mutex_consistent(m), 0);
@@ -299,4 +320,14 @@ T(robust_mutex)
 		T_EQ(pthread_mutex_trylock(m), 0);
 		T_EQ(pthread_mutex_unlock(m), 0);
 	}
+}
+
+T(robust_mutex)
+{
+	robust(PTHREAD_PRIO_NONE);
+}
+
+T(robust_mutex_with_priority_inheritance)
+{
+	robust(PTHREAD_PRIO_INHERIT);
 }
