@@ -567,11 +567,11 @@ THEN(timers)
 
 /* ---- io_uring ---- */
 
-ROW(io_uring)
+/* A ring at A, and a request for the empty pipe from C to B, which waits. */
+static void ring(unsigned int flags, struct io_uring_sqe sqe)
 {
-	struct io_uring_params p = { 0 };
+	struct io_uring_params p = { .flags = flags };
 	struct io_uring_sqe *sqes;
-	static char buf[64];
 	int fds[2], fd;
 	char *sq;
 
@@ -585,28 +585,52 @@ ROW(io_uring)
 	sq = mmap(NULL, p.sq_off.array + 16, PROT_READ | PROT_WRITE, MAP_SHARED, A, IORING_OFF_SQ_RING);
 	sqes = mmap(NULL, 4 * sizeof(*sqes), PROT_READ | PROT_WRITE, MAP_SHARED, A, IORING_OFF_SQES);
 	T_ASSERT(sq != MAP_FAILED && sqes != MAP_FAILED);
-	sqes[0] = (struct io_uring_sqe){ .opcode = IORING_OP_READ, .fd = B, .off = -1, .addr = (uintptr_t)buf,
-					 .len = 64 };
+	sqes[0] = sqe;
 	*(unsigned int *)(sq + p.sq_off.array) = 0;
 	__atomic_store_n((unsigned int *)(sq + p.sq_off.tail), 1, __ATOMIC_RELEASE);
-	T_EQ(syscall(SYS_io_uring_enter, A, 1, 0, 0, NULL, 0), 1);
+	T_EQ(syscall(SYS_io_uring_enter, A, 1, 0, flags & IORING_SETUP_SQPOLL ? IORING_ENTER_SQ_WAKEUP : 0, NULL, 0), 1);
+	while (!__atomic_load_n((unsigned int *)(sq + p.sq_off.head), __ATOMIC_ACQUIRE))
+		t_sleep_ms(1);
 	t_word[0] = p.cq_off.tail;
 	t_word[1] = p.cq_off.cqes;
-	t_word[2] = p.sq_off.array;
 }
 
-THEN(io_uring)
+/* The request takes nothing away, and the ring, mapped again, says that it was cancelled. */
+static void request_is_cancelled(void)
 {
 	char buf[8], *cq;
 
-	/* The waiting request is cancelled: it takes nothing away. */
 	T_EQ(write(C, "data", 4), 4);
 	T_EQ(read(B, buf, 8), 4);
-	/* The ring is there, to be mapped again, and says so. */
 	cq = mmap(NULL, t_word[1] + 128, PROT_READ | PROT_WRITE, MAP_SHARED, A, IORING_OFF_CQ_RING);
 	T_ASSERT(cq != MAP_FAILED);
 	T_EQ(*(unsigned int *)(cq + t_word[0]), 1);
 	T_RANGE(((struct io_uring_cqe *)(cq + t_word[1]))->res, -ECANCELED, -1);
+}
+
+ROW(io_uring)
+{
+	static char buf[64];
+
+	ring(0, (struct io_uring_sqe){ .opcode = IORING_OP_READ, .fd = B, .off = -1, .addr = (uintptr_t)buf, .len = 64 });
+}
+
+THEN(io_uring)
+{
+	request_is_cancelled();
+	T_EQ(syscall(SYS_io_uring_enter, A, 0, 0, 0, NULL, 0), 0);
+}
+
+ROW(io_uring_thread)
+{
+	ring(IORING_SETUP_SQPOLL, (struct io_uring_sqe){ .opcode = IORING_OP_POLL_ADD, .fd = B, .poll32_events = POLLIN,
+							 .len = IORING_POLL_ADD_MULTI });
+}
+
+THEN(io_uring_thread)
+{
+	request_is_cancelled();
+	T_ERR(syscall(SYS_io_uring_enter, A, 1, 0, IORING_ENTER_SQ_WAKEUP, NULL, 0), EOWNERDEAD);
 }
 
 /* ---- namespaces and containers ---- */
