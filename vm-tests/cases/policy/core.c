@@ -185,6 +185,48 @@ T(core_pipe)
 	T_EQ(t_put(PATTERN, "/tmp/zlr-core"), 0);
 }
 
+/* A handler looks at the process that dumps: it is the one that has faulted, but for files, and its number. */
+T(what_a_handler_sees)
+{
+	static const char script[] = "#!/bin/sh\n"
+		"d=/proc/$1\n"
+		"{ readlink $d/exe; cat $d/comm; tr '\\0' ' ' <$d/cmdline; echo; readlink $d/cwd; ls $d/fd | wc -l\n"
+		"cmp $d/environ $2.environ && echo same environ; awk '/^Uid/ { print $2 }' $d/status; cat $d/cgroup; } >$2.new 2>&1\n"
+		"mv $2.new $2\n"
+		"exec cat >/dev/null\n";
+	char path[128], out[160], pattern[300], text[4096] = "", want[4096], env[8192], cgroup[256] = "", comm[32], cmd[2048];
+	int n;
+
+	t_write_file(t_path(path, "handler"), script, strlen(script), 0755);
+	snprintf(out, sizeof(out), "%s.out", path);
+	snprintf(pattern, sizeof(pattern), "|%s %%P %s", path, out);
+	T_EQ(t_put(PATTERN, pattern), 0);
+	T_CHILD {
+		T_OK(chdir(t_tmpdir()));
+		n = T_OK(t_get("/proc/self/environ", env, sizeof(env)));
+		snprintf(cmd, sizeof(cmd), "%s.environ", out);
+		t_write_file(cmd, env, n, 0644);
+		t_register("done", NULL);
+		policy(RESTART_CORE, 0, 0, 0);
+		t_crash();
+	}
+	for (int i = 0; i < 500 && t_get(out, text, sizeof(text)) <= 0; i++)
+		t_sleep_ms(20);
+	T_OK(t_get("/proc/self/comm", comm, sizeof(comm)));
+	T_OK(t_get("/proc/self/cgroup", cgroup, sizeof(cgroup)));
+	n = T_OK(t_get("/proc/self/cmdline", cmd, sizeof(cmd) - 1));
+	for (int i = 0; i < n; i++)
+		cmd[i] = cmd[i] ?: ' ';
+	snprintf(want, sizeof(want), "%s\n%s%s\n%s\n0\nsame environ\n0\n%s", t_self, comm, cmd, t_tmpdir(), cgroup);
+	T_STREQ(text, want);
+	T_EQ(t_put(PATTERN, "/tmp/zlr-core"), 0);
+}
+
+ROLE(done)
+{
+	return 0;
+}
+
 /* ---- the service goes on while the handler takes its time ---- */
 
 ROLE(while_dumping)
