@@ -546,6 +546,9 @@ static bool register_restart(char **argv)
 	path[n] = '\0';
 	if (reregist(path, argv, environ, 0))
 		die("cannot register %s: %s", path, strerror(errno));
+	/* At the limit, one restart more to end a connection that brings the fault. */
+	if (perdure_setpolicy(&(struct restart_policy){ .flags = RESTART_QUARANTINE }, sizeof(struct restart_policy)))
+		say("no quarantine of poisonous requests: %s", strerror(errno));
 	return true;
 }
 

@@ -335,6 +335,25 @@ def poison(root: Root) -> None:
 
 
 @case
+def poison_at_the_limit(root: Root) -> None:
+    """so it is when faults may come once in a minute; a fault that is another's then ends it"""
+    sysctl("min_interval_ms", 60000)
+    try:
+        with faulty(root, "path:small.txt") as s, Client(s) as c, Client(s, receive_buffer=4096) as other:
+            other.get("/big.bin")
+            other.head()
+            c.get("/small.txt")
+            assert c.response().status == 500
+            s.generation(3)
+            assert other.take(BIG) == root.files["big.bin"]
+            with Client(s) as d:
+                d.get("/small.txt")
+                assert s.process.wait(LIMIT_S) == -signal.SIGSEGV
+    finally:
+        sysctl("min_interval_ms", 0)
+
+
+@case
 def not_transient(root: Root) -> None:
     """a second fault within min_interval_ms ends it, by the signal that its parent expects"""
     with Server(root) as s:
