@@ -7,6 +7,7 @@
 #include <linux/capability.h>
 #include <linux/io_uring.h>
 #include <linux/securebits.h>
+#include <mqueue.h>
 #include <netinet/in.h>
 #include <stddef.h>
 #include <sys/auxv.h>
@@ -563,6 +564,37 @@ THEN(timers)
 
 	T_RANGE(alarm(0), 800, 900);
 	T_ERR(syscall(SYS_timer_gettime, 0, &its), EINVAL);
+}
+
+static const struct sigevent on_arrival = { .sigev_notify = SIGEV_SIGNAL, .sigev_signo = SIGUSR1 };
+
+ROW(message_queue)
+{
+	mqd_t q = T_OK(mq_open("/perdure-test", O_RDWR | O_CREAT, 0600, NULL));
+
+	T_OK(mq_unlink("/perdure-test"));
+	at(A, q);
+	T_OK(mq_send(A, "kept", 4, 7));
+	T_OK(mq_notify(A, &on_arrival));
+}
+
+THEN(message_queue)
+{
+	unsigned int priority;
+	char buf[8192];
+	sigset_t set;
+
+	T_EQ(mq_receive(A, buf, sizeof(buf), &priority), 4);
+	T_MEMEQ(buf, "kept", 4);
+	T_EQ(priority, 7);
+	T_ERR(mq_notify(A, &on_arrival), EBUSY);
+	T_OK(mq_notify(A, NULL));
+	T_OK(mq_notify(A, &on_arrival));
+	sigemptyset(&set);
+	sigaddset(&set, SIGUSR1);
+	T_OK(sigprocmask(SIG_BLOCK, &set, NULL));
+	T_OK(mq_send(A, "more", 4, 0));
+	T_EQ(sigwaitinfo(&set, NULL), SIGUSR1);
 }
 
 /* ---- io_uring ---- */
