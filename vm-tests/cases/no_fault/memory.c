@@ -483,6 +483,9 @@ T(system_calls_with_locks)
 		T_EQ(pread(image, p + 128 * PG, PG, 129 * PG), (ssize_t)PG);
 		T_EXPECT(nf_is(p + 128 * PG, 1, 129));
 		T_EQ(nf_count(p, 1, 0, 128) + nf_count(p + 129 * PG, 1, 129, 127), 255);
+		/* Until then, the image cannot be written */
+		nf_start(uffd);
+		T_EQ(nf_wait(uffd), UFFD_LAZY_COMPLETE);
 		close(uffd);
 		close(image);
 		T_OK(munmap(p, 256 * PG));
