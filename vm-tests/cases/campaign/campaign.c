@@ -9,8 +9,8 @@
  *	load		at random instants, with many requests under way: in calls that wait, in the kernel, anywhere
  *
  * A fault is a signal from outside, or a jump to nowhere. Then one of these is true: "right": the next generation
- * answered, and the stream of answers is what it would have been without a fault; "died": the service is dead, its
- * client has seen the end of a stream that was right so far; "wrong": anything else.
+ * answered, and the stream of answers is what it would have been without a fault; "died": the fault has killed
+ * the service, its client has seen the end of a stream that was right so far; "wrong": anything else.
  *
  * CAMPAIGN_EVERY=N in the environment: at every Nth instant only; CAMPAIGN_COUNT=N: so many requests under load. Beside
  * KTAP it prints lines for programs: "campaign", case, faults, right, died, wrong, requests, with tabs between.
@@ -222,6 +222,17 @@ static enum outcome answers(struct service *s)
 	return RIGHT;
 }
 
+/* Of fault(); the last is that of a jump to nowhere */
+static const int fault_signal[] = { SIGSEGV, SIGABRT, SIGBUS, SIGSEGV };
+
+static bool by_fault(int sig)
+{
+	for (size_t i = 0; i < ARRAY_LEN(fault_signal); i++)
+		if (sig == fault_signal[i])
+			return true;
+	return false;
+}
+
 /* After a fault: the verdict. The service is what it was before, or new. */
 static void judge(struct service *s, struct tally *t, int faults, const char *where)
 {
@@ -235,21 +246,24 @@ static void judge(struct service *s, struct tally *t, int faults, const char *wh
 		outcome = WRONG;
 	if (s->board->errors)
 		outcome = WRONG;
+	if (outcome == WRONG)
+		kill(s->pid, SIGKILL);
+	if (outcome != RIGHT)
+		status = t_wait(s->pid);
+	if (outcome == DIED && !(WIFSIGNALED(status) && by_fault(WTERMSIG(status))))
+		outcome = WRONG;
 	t->faults += faults;
 	t->right += outcome == RIGHT ? faults : 0;
 	t->died += outcome == DIED ? faults : 0;
 	t->wrong += outcome == WRONG ? faults : 0;
 	if (outcome == RIGHT)
 		return;
-	if (outcome == WRONG) {
-		kill(s->pid, SIGKILL);
-		t_note("wrong: %s: generation %llu of %llu, reply %llu of %llu, %d bytes too many, error %llu", where,
+	if (outcome == WRONG)
+		t_note("wrong: %s: generation %llu of %llu, reply %llu of %llu, %d bytes too many, error %llu, status 0x%x", where,
 		       (unsigned long long)s->board->up, (unsigned long long)s->generation,
 		       (unsigned long long)s->number, (unsigned long long)s->sent, extra,
-		       (unsigned long long)s->board->errors);
-	}
-	status = t_wait(s->pid);
-	if (outcome == DIED)
+		       (unsigned long long)s->board->errors, status);
+	else
 		t_note("died: %s: status 0x%x", where, status);
 	clean(s);
 	start(s, s->channel);
@@ -321,7 +335,6 @@ static bool about_to_wait(struct service *s)
 /* A fault where it stands. */
 static void fault(struct service *s, unsigned int kind)
 {
-	static const int sigs[] = { SIGSEGV, SIGABRT, SIGBUS };
 	struct user_regs_struct r;
 
 	if (kind % 4 == 3) {
@@ -331,7 +344,7 @@ static void fault(struct service *s, unsigned int kind)
 		r.orig_rax = -1;
 		T_OK(ptrace(PTRACE_SETREGS, s->pid, 0, &r));
 	} else {
-		T_OK(kill(s->pid, sigs[kind % 4]));
+		T_OK(kill(s->pid, fault_signal[kind % 4]));
 	}
 }
 
@@ -428,14 +441,14 @@ static unsigned long *trace_recovery(struct service *s, int *n)
 	return a;
 }
 
-static void recovery_path(struct tally *t)
+static void recovery_path(enum channel channel, struct tally *t)
 {
 	unsigned long *address;
 	struct service s;
 	char where[64];
 	int n, missed = 0, first;
 
-	start(&s, TCP);
+	start(&s, channel);
 	T_ASSERT(settle(&s));
 	address = trace_recovery(&s, &n);
 	first = every > 1 ? t_rand(&seed) % every : 0;
@@ -470,7 +483,7 @@ static void recovery_path(struct tally *t)
 			sched_yield();
 		}
 		T_ASSERT(WIFSTOPPED(status));
-		snprintf(where, sizeof(where), "second fault at %#lx", address[i]);
+		snprintf(where, sizeof(where), "%s, second fault at %#lx", channel_name[channel], address[i]);
 		r = registers(&s);
 		if (status >> 8 == SIGTRAP && r.rip == address[i] + 1) {
 			fault(&s, i);
@@ -483,7 +496,7 @@ static void recovery_path(struct tally *t)
 			judge(&s, t, 1, where);
 		}
 	}
-	t_note("%d addresses were not met again", missed);
+	t_note("%s: %d addresses were not met again", channel_name[channel], missed);
 	T_RANGE(missed, 0, n / 10 + 1);
 	free(address);
 	finish(&s, t);
@@ -593,13 +606,17 @@ T_LIMIT(request, 3000)
 	}
 }
 
-T_LIMIT(recovery, 3000)
+T_LIMIT(recovery, 6000)
 {
-	struct tally t = { 0 };
+	static const char *const name[] = { "recovery, TCP", "recovery, Unix socket", "recovery, pipes" };
 
 	prepare();
-	recovery_path(&t);
-	tell("recovery", &t);
+	for (int c = 0; c < CHANNELS; c++) {
+		struct tally t = { 0 };
+
+		recovery_path(c, &t);
+		tell(name[c], &t);
+	}
 }
 
 T_LIMIT(load, 3000)

@@ -259,17 +259,23 @@ def names() -> Iterator[str]:
 def log() -> Iterator[str]:
     """Records: as many as there were faults, as JSON and in words, as they come, of one process."""
     seen = len(ctl("log", "--json").stdout.splitlines())
-    watch = subprocess.Popen([CTL, "watch", "--json"], stdout=subprocess.PIPE, text=True)
-    words = subprocess.Popen([CTL, "watch"], stdout=subprocess.PIPE, text=True)
-    time.sleep(1)
+    go = Path(scratch) / "go"
     # The limit: two restarts, then death
-    process = subprocess.Popen([CTL, "run", "-b", "2", "-t", "100000", "sh", "-c", "kill -BUS $$; sleep 9"])
+    process = subprocess.Popen([CTL, "run", "-b", "2", "-t", "100000", "sh", "-c",
+                                f"until [ -e {go} ]; do sleep 0.1; done; kill -BUS $$; sleep 9"])
+    watch, words, his, others = (subprocess.Popen([CTL, "watch", *more], stdout=subprocess.PIPE, text=True)
+                                 for more in (["--json"], [], [str(process.pid)], ["1"]))
+    time.sleep(1)
+    go.touch()
     yield from differ("status", process.wait(60), -signal.SIGBUS)
-    assert watch.stdout and words.stdout
+    assert watch.stdout and words.stdout and his.stdout
     live = [json.loads(watch.stdout.readline()) for _ in range(3)]
     spoken = [words.stdout.readline() for _ in range(3)]
-    for w in (watch, words):
+    yield from differ("watch PID", [his.stdout.readline() for _ in range(3)], spoken)
+    for w in (watch, words, his, others):
         w.kill()
+    yield from differ("watch of another", others.communicate()[0], "")
+    for w in (watch, words, his):
         w.communicate()
     want = [("restarted", 2), ("restarted", 3), ("limit", 3)]
     records = [json.loads(line) for line in ctl("log", "--json").stdout.splitlines()][seen:]
