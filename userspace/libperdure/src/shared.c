@@ -19,6 +19,7 @@
  * that is not is forgotten. The semaphore orders memory between the processes; within a
  * process, only the compiler needs to be told, as in state.c.
  */
+#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <pthread.h>
@@ -45,6 +46,7 @@
 #define MAGIC		0x5045524453485231ULL	/* PERDSHR1: the format below */
 #define NAME_SIZE	64
 #define FILE_NAME	"/perdure-"		/* and the area's name */
+#define SHM		"/dev/shm"		/* where shm_open(3) has it */
 
 _Static_assert(sizeof(void *) == 8, "shared areas need a 64-bit address space");
 
@@ -63,17 +65,35 @@ struct header {
 	uint64_t staged;		/* length of the log so far */
 };
 
+/* What does not change is not read from the header again: other processes can write to that. */
 struct handle {
 	struct header *h;
-	const char *_Atomic holder;	/* the thread that has begun an update, by its &self */
+	uint64_t size;
+	uint32_t page;
+	int sem;
+	_Atomic uint64_t holder;	/* the thread that has begun an update; 0: none */
 	pid_t pid;			/* and its process: not a fork(2) child of it */
 };
 
-static _Thread_local char self;
+/* Threads by number: their addresses are used again. */
+static uint64_t self(void)
+{
+	static _Atomic uint64_t threads;
+	static _Thread_local uint64_t number;
+
+	if (!number)
+		number = ++threads;
+	return number;
+}
 
 static int in_update(const struct handle *me)
 {
-	return me->holder == &self && me->pid == getpid();
+	return me->holder == self() && me->pid == getpid();
+}
+
+static struct journal log_of(const struct handle *me)
+{
+	return layout_journal(me->h, me->size, me->page);
 }
 
 static struct handle *handle_of(const void *area)
@@ -145,6 +165,33 @@ static int check_file(int fd, struct stat *st)
 }
 
 /*
+ * The predecessor was restarted in here: it left its file descriptor, and the lock, which keeps all other processes
+ * out. Nobody else has such files open.
+ */
+static void close_left(void)
+{
+	char link[sizeof(SHM FILE_NAME)];
+	DIR *dir = opendir("/proc/self/fd");
+	struct dirent *d;
+
+	if (!dir)
+		return;
+	while ((d = readdir(dir)))
+		if (readlinkat(dirfd(dir), d->d_name, link, sizeof(link)) == sizeof(link) &&
+		    !memcmp(link, SHM FILE_NAME, sizeof(link) - 1))
+			close(atoi(d->d_name));
+	closedir(dir);
+}
+
+static void lock_one(void)
+{
+	static pthread_once_t once = PTHREAD_ONCE_INIT;
+
+	pthread_once(&once, close_left);
+	pthread_mutex_lock(&one);
+}
+
+/*
  * Open the file and lock it. A record lock belongs to the process; a restart in here does not lock the new
  * generation out.
  */
@@ -174,24 +221,30 @@ static int open_file(const char *path, int flags, struct stat *st)
 	}
 }
 
-/* Where new areas go: beside the range of state.c, for the same reasons; the name chooses the slot. */
+/*
+ * Where new areas go: beside the range of state.c, for the same reasons. The name chooses the page. Two processes that
+ * make two areas do not ask each other: in so much room, names hardly ever overlap.
+ */
 static void *reserve(struct header *h)
 {
+	enum { TRIES = 64 };
 	static const struct {
-		uint64_t base, slot, slots;
+		uint64_t base, size;
 	} range[] = {
-		{ 0x500000000000, 1ULL << 32, 4096 },
-		{ 0x4000000000, 1ULL << 30, 96 },
+		{ 0x480000000000, 1ULL << 43 },
+		{ 0x4000000000, 96ULL << 30 },
 	};
 	size_t len = h->page + round_up(h->size, h->page);
 
+	errno = ENOMEM;
 	for (size_t r = 0; r < sizeof(range) / sizeof(range[0]); r++) {
-		uint64_t first = hash(h->name, sizeof(h->name)) % range[r].slots;
-		uint64_t tries = h->base ? 1 : range[r].slots;
+		uint64_t first = hash(h->name, sizeof(h->name));
+		uint64_t places = len < range[r].size ? (range[r].size - len) / h->page : 0;
+		uint64_t tries = !places ? 0 : h->base ? 1 : TRIES;
 
 		for (uint64_t i = 0; i < tries; i++) {
-			uint64_t slot = (first + i) % range[r].slots;
-			uint64_t want = h->base ? h->base - h->page : range[r].base + slot * range[r].slot;
+			uint64_t place = (first + i * (places / TRIES)) % places;
+			uint64_t want = h->base ? h->base - h->page : range[r].base + place * h->page;
 			char *p = mmap((void *)(uintptr_t)want, len, PROT_NONE,
 				       MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED_NOREPLACE, -1, 0);
 
@@ -228,7 +281,7 @@ static void *map(int fd, const struct header *h, char *place)
 		errno = err;
 		return NULL;
 	}
-	((struct handle *)place)->h = (struct header *)rw;
+	*(struct handle *)place = (struct handle){ (struct header *)rw, h->size, h->page, h->sem };
 	return place + h->page;
 }
 
@@ -268,7 +321,7 @@ const void *perdure_shared_open(const char *name, size_t size, uint32_t layout, 
 		return NULL;
 	}
 	memcpy(want.name, name, strlen(name));
-	pthread_mutex_lock(&one);
+	lock_one();
 	fd = open_file(path, O_CREAT, &st);
 	if (fd < 0) {
 		pthread_mutex_unlock(&one);
@@ -349,8 +402,8 @@ static void finish(struct header *h)
 
 static int release(struct handle *me)
 {
-	me->holder = NULL;
-	return take(me->h->sem, 1, NULL);
+	me->holder = 0;
+	return take(me->sem, 1, NULL);
 }
 
 int perdure_shared_begin(const void *area, int timeout_ms)
@@ -358,7 +411,7 @@ int perdure_shared_begin(const void *area, int timeout_ms)
 	struct handle *me = handle_of(area);
 	struct header *h = me->h;
 	struct timespec end, wait;
-	struct journal j = layout_journal(h, h->size, h->page);
+	struct journal j = log_of(me);
 	int r, what = 0;
 
 	if (in_update(me)) {
@@ -376,11 +429,16 @@ int perdure_shared_begin(const void *area, int timeout_ms)
 	}
 	do {
 		wait = left(&end);
-		r = take(h->sem, -1, timeout_ms < 0 ? NULL : &wait);
+		r = take(me->sem, -1, timeout_ms < 0 ? NULL : &wait);
 	} while (r < 0 && errno == EINTR);
 	if (r < 0)
 		return -1;
-
+	/* Removed: the magic number is the first of the header */
+	if (!h->magic) {
+		release(me);
+		errno = EIDRM;
+		return -1;
+	}
 	if (h->commit) {
 		if (journal_apply(&j, h->commit)) {
 			release(me);
@@ -393,14 +451,14 @@ int perdure_shared_begin(const void *area, int timeout_ms)
 	}
 	finish(h);
 	me->pid = getpid();
-	me->holder = &self;
+	me->holder = self();
 	return what;
 }
 
 int perdure_shared_stage(const void *area, const void *dst, const void *src, size_t len)
 {
 	struct handle *me = handle_of(area);
-	struct journal j = layout_journal(me->h, me->h->size, me->h->page);
+	struct journal j = log_of(me);
 
 	if (!in_update(me)) {
 		errno = EPERM;
@@ -414,7 +472,7 @@ int perdure_shared_commit(const void *area)
 {
 	struct handle *me = handle_of(area);
 	struct header *h = me->h;
-	struct journal j = layout_journal(h, h->size, h->page);
+	struct journal j = log_of(me);
 
 	if (!in_update(me)) {
 		errno = EPERM;
@@ -445,10 +503,10 @@ int perdure_shared_cancel(const void *area)
 void perdure_shared_close(const void *area)
 {
 	struct handle *me = handle_of(area);
-	size_t page = me->h->page, data = round_up(me->h->size, page);
+	size_t page = me->page, data = round_up(me->size, page), total = layout_total(me->size, page);
 
 	perdure_shared_cancel(area);	/* where this thread is in an update; nobody could end it any more */
-	munmap(me->h, layout_total(me->h->size, me->h->page));
+	munmap(me->h, total);
 	munmap(me, page + data);
 }
 
@@ -461,7 +519,7 @@ int perdure_shared_remove(const char *name)
 
 	if (file_name(path, sizeof(path), name))
 		return -1;
-	pthread_mutex_lock(&one);
+	lock_one();
 	fd = open_file(path, 0, &st);
 	if (fd < 0) {
 		pthread_mutex_unlock(&one);
@@ -471,6 +529,9 @@ int perdure_shared_remove(const char *name)
 	    h.check == header_check(&h) && sem_ok(&h))
 		semctl(h.sem, 0, IPC_RMID);
 	err = shm_unlink(path) ? errno : 0;
+	/* Who has it open gets EIDRM, also where the semaphore could not be found. */
+	if (!err && pwrite(fd, &(uint64_t){ 0 }, sizeof(uint64_t), 0) < 0)
+		err = errno;
 	close(fd);
 	pthread_mutex_unlock(&one);
 	errno = err;

@@ -20,6 +20,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/auxv.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
@@ -88,12 +89,18 @@ static void finish(struct header *h)
 	h->staged = 0;
 }
 
-/* Reads the header of an area. Sealing is the last step of making one; only memfds have seals. */
+/*
+ * Reads the header of an area. Sealing is the last step of making one; only memfds have seals. What another user has
+ * made, and handed over, is none of ours; root may have made it before it became another user.
+ */
 static int read_header(int fd, struct header *h)
 {
 	int seals = fcntl(fd, F_GET_SEALS);
+	struct stat st;
 
 	if (seals < 0 || (seals & SEALS) != SEALS)
+		return -1;
+	if (fstat(fd, &st) || (st.st_uid && st.st_uid != geteuid()))
 		return -1;
 	return pread(fd, h, sizeof(*h), 0) == sizeof(*h) ? 0 : -1;
 }
@@ -105,12 +112,18 @@ static int read_header(int fd, struct header *h)
 static int find(const char *name, struct header *h)
 {
 	char want[sizeof("/memfd:" FD_NAME " (deleted)") + NAME_SIZE], link[sizeof(want)];
-	DIR *dir = opendir("/proc/self/fd");
+	DIR *dir;
 	struct rlimit limit;
 	struct dirent *d;
 	int fd = -1, n;
 
+	/* Who has started a program that gains privileges may have left it one, and write to it. */
+	if (getauxval(AT_SECURE)) {
+		errno = ENOENT;
+		return -1;
+	}
 	n = snprintf(want, sizeof(want), "/memfd:" FD_NAME "%s (deleted)", name);
+	dir = opendir("/proc/self/fd");
 	if (dir) {
 		while ((d = readdir(dir))) {
 			if (readlinkat(dirfd(dir), d->d_name, link, sizeof(link)) == n &&
@@ -166,7 +179,7 @@ static struct header *map_new(int fd, const struct header *h)
 	static const struct {
 		uint64_t base, slot, slots;
 	} range[] = {
-		{ 0x400000000000, 1ULL << 32, 4096 },
+		{ 0x400000000000, 1ULL << 32, 2048 },
 		{ 0x2000000000, 1ULL << 30, 128 },
 	};
 	struct header *m = NULL;

@@ -92,3 +92,37 @@ T_LIMIT(updates_across_restarts, 60)
 	kill(pid, SIGKILL);
 	T_KILLED(t_wait(pid), SIGKILL);
 }
+
+ROLE(planted)
+{
+	int inherited = -1;
+
+	T_EXPECT(perdure_state_open("planted", 100, 1, NULL, &inherited));
+	T_EQ(inherited, atoi(argv[0]));
+	return 0;
+}
+
+/* An area that is left to a program that gains privileges can be written by who left it */
+T(privileged_programs_inherit_nothing)
+{
+	static const mode_t mode[] = { 0755, 02755, 04755 };
+	char path[PATH_MAX];
+
+	/* /tmp may be mounted nosuid. */
+	T_OK(mount("none", t_tmpdir(), "tmpfs", 0, "mode=755"));
+	for (int i = 0; i < 3; i++) {
+		t_copy_privileged(path, "prog", mode[i]);
+		T_CHILD {
+			void *area;
+
+			t_drop_root();
+			area = perdure_state_open("planted", 100, 1, NULL, NULL);
+			T_ASSERT(area);
+			T_OK(fcntl(perdure_state_fd(area), F_SETFD, 0));
+			execl(path, "prog", "@planted", i ? "0" : "1", NULL);
+			T_EXPECT(!"execl");
+		}
+		T_OK(unlink(path));
+	}
+	T_OK(umount(t_tmpdir()));
+}

@@ -215,6 +215,89 @@ T(removed_while_open)
 	must_remove();
 }
 
+/* A header that cannot be trusted does not say which semaphore: the magic number does */
+T(removed_when_damaged)
+{
+	const char *p = must_open(0);
+	int fd = T_OK(open(file(), O_RDWR));
+
+	T_ASSERT(pwrite(fd, "x", 1, 30) == 1);
+	must_remove();
+	T_ERR(perdure_shared_begin(p, 0), EIDRM);
+	T_ERR(perdure_shared_begin(p, 0), EIDRM);
+	perdure_shared_close(p);
+	close(fd);
+}
+
+/* Each of the processes that make them knows of its own only, and some need all of them */
+T(many_names)
+{
+	enum { MANY = 300 };
+	const char *area[MANY];
+	char many[MANY][32];
+
+	for (int i = 0; i < MANY; i++) {
+		snprintf(many[i], sizeof(many[i]), "test-%d-%d", getpid(), i);
+		area[i] = perdure_shared_open(many[i], SIZE, LAYOUT, NULL);
+		if (!area[i] && errno == ENOSYS)
+			t_skip("no System V semaphores here");
+		T_ASSERT(area[i]);
+		perdure_shared_close(area[i]);
+	}
+	for (int i = 0; i < MANY; i++)
+		T_EXPECT(perdure_shared_open(many[i], SIZE, LAYOUT, NULL) == area[i]);
+	for (int i = 0; i < MANY; i++)
+		T_EQ(perdure_shared_remove(many[i]), 0);
+}
+
+/* A predecessor that was restarted while it opened an area left file and lock */
+T(left_locked)
+{
+	struct flock lock = { .l_type = F_WRLCK, .l_whence = SEEK_SET };
+	int fd, other = T_OK(open("/dev/shm", O_RDONLY | O_DIRECTORY));
+
+	snprintf(name, sizeof(name), "test-%d", getpid());
+	T_CHILD
+		perdure_shared_close(must_open(0));
+	fd = T_OK(open(file(), O_RDWR));
+	T_OK(fcntl(fd, F_SETLK, &lock));
+	T_ERR(perdure_shared_remove("no such area"), ENOENT);
+	T_ERR(fcntl(fd, F_GETFD), EBADF);
+	T_OK(fcntl(other, F_GETFD));
+	T_CHILD {
+		alarm(20);
+		perdure_shared_close(must_open(1));
+	}
+	must_remove();
+}
+
+static void *begins(void *area)
+{
+	T_EQ(perdure_shared_begin(area, 0), 0);
+	return NULL;
+}
+
+static void *stages(void *area)
+{
+	T_ERR(perdure_shared_stage(area, area, "x", 1), EPERM);
+	T_ERR(perdure_shared_commit(area), EPERM);
+	return NULL;
+}
+
+/* The next thread has the stack of the last */
+T(a_thread_that_is_gone)
+{
+	const char *p = must_open(0);
+	pthread_t thread;
+
+	T_EQ(pthread_create(&thread, NULL, begins, (void *)p), 0);
+	T_EQ(pthread_join(thread, NULL), 0);
+	T_EQ(pthread_create(&thread, NULL, stages, (void *)p), 0);
+	T_EQ(pthread_join(thread, NULL), 0);
+	T_ERR(perdure_shared_begin(p, 0), EAGAIN);
+	must_remove();
+}
+
 static struct {
 	const char *area;
 	uint64_t sum;

@@ -237,6 +237,26 @@ T(fork_children_do_not_have_it)
 	T_EXPECT(must_open("parent's", true) == p);
 }
 
+/* Whoever passed it on may write to it; root is who this process may have been */
+T(of_other_users)
+{
+	char *theirs, *p;
+
+	if (geteuid())
+		t_skip("needs root");
+	T_OK(seteuid(T_NOBODY));
+	theirs = must_open("other's", false);
+	T_OK(seteuid(0));
+	T_ERR(perdure_state_discard("other's"), ENOENT);
+	p = must_open("other's", false);
+	T_EXPECT(p != theirs);
+	perdure_state_close(theirs);
+	unmap(p);
+	T_OK(seteuid(T_NOBODY));
+	T_EXPECT(must_open("other's", true) == p);
+	T_OK(seteuid(0));
+}
+
 T(overruns_end_at_the_area)
 {
 	for (int i = 0; i < 2; i++) {
