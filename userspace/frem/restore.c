@@ -557,47 +557,6 @@ static int serve(void)
 	}
 }
 
-/* Returns when the processes run, or why CRIU alone may run them: nothing does yet. */
-static const char *restore_lazily(void)
-{
-	pthread_t reader;
-	bool released;
-	int status;
-
-	if (run.opt->plain)
-		return "asked for";
-	if (access("/proc/self/lazy_loader", F_OK))
-		return "this kernel has no lazy loader (CONFIG_LAZY_LOADER)";
-	if (run.d->why_plain)
-		return run.d->why_plain;
-	if (!pthread_create(&reader, NULL, read_all_ahead, NULL))
-		pthread_detach(reader);
-	make_fifos();
-	make_socket();
-	run.event = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-	if (run.event < 0)
-		die("eventfd: %m");
-	spawn_criu(true);
-	lap(PREPARED);
-	status = serve();
-	lap(RESUMED);
-	released = atomic_exchange(&run.resumed, true);
-	if (*run.refused)
-		return run.refused;
-	if (*run.broken) {
-		unlink(run.log);
-		die("the images cannot be read: %s; the kernel's log and frem verify say more", run.broken);
-	}
-	/* Perhaps for a page that is there before its turn; what is wrong in any case it says once more */
-	if (status && !released)
-		return "CRIU failed to restore with pages to come later";
-	if (status)
-		complain(status);
-	return NULL;
-}
-
-/* Afterwards */
-
 /* Of all processes */
 static void add_up(struct uffdio_lazy_stat *total)
 {
@@ -643,6 +602,61 @@ static void add_up(struct uffdio_lazy_stat *total)
 	}
 }
 
+static void die_if_lost(const struct uffdio_lazy_stat *stat)
+{
+	if (stat->state != UFFD_LAZY_FAILED)
+		return;
+	unlink(run.log);
+	die("loading failed (%s): the process is killed by what it misses; the kernel's log says why. frem verify checks the images",
+	    strerror(stat->error));
+}
+
+/* Returns when the processes run, or why CRIU alone may run them: nothing does yet. */
+static const char *restore_lazily(void)
+{
+	struct uffdio_lazy_stat stat;
+	pthread_t reader;
+	bool released;
+	int status;
+
+	if (run.opt->plain)
+		return "asked for";
+	if (access("/proc/self/lazy_loader", F_OK))
+		return "this kernel has no lazy loader (CONFIG_LAZY_LOADER)";
+	if (run.d->why_plain)
+		return run.d->why_plain;
+	if (!pthread_create(&reader, NULL, read_all_ahead, NULL))
+		pthread_detach(reader);
+	make_fifos();
+	make_socket();
+	run.event = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+	if (run.event < 0)
+		die("eventfd: %m");
+	spawn_criu(true);
+	lap(PREPARED);
+	status = serve();
+	lap(RESUMED);
+	released = atomic_exchange(&run.resumed, true);
+	if (*run.refused)
+		return run.refused;
+	if (*run.broken) {
+		unlink(run.log);
+		die("the images cannot be read: %s; the kernel's log and frem verify say more", run.broken);
+	}
+	/* Perhaps for a page that is there before its turn; what is wrong in any case it says once more */
+	if (status && !released)
+		return "CRIU failed to restore with pages to come later";
+	if (status) {
+		/* A process that misses something may have died of it before CRIU was through */
+		add_up(&stat);
+		die_if_lost(&stat);
+		complain(status);
+	}
+	return NULL;
+}
+
+/* Afterwards */
+
 /* Until everything is loaded. */
 static void follow(struct uffdio_lazy_stat *stat)
 {
@@ -664,9 +678,7 @@ static void follow(struct uffdio_lazy_stat *stat)
 	}
 	if (show)
 		fputs("\r\033[K", stderr);
-	if (stat->state == UFFD_LAZY_FAILED)
-		die("loading failed (%s): the process is killed by what it misses; the kernel's log says why. frem verify checks the "
-		    "images", strerror(stat->error));
+	die_if_lost(stat);
 }
 
 static void print_stat(const struct uffdio_lazy_stat *s)
