@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: GPL-2.0-or-later
-"""Runs the cases of one suite, in the guest or on the host, and reports each as JSON lines on stdout.
+"""Runs the cases of suites, in the guest or on the host, and reports each as JSON lines on stdout.
 
-usage: cases.py SUITE-DIRECTORY SCALE [CASE...]. SCALE multiplies the time limits.
+usage: cases.py SCALE SUITE-DIRECTORY [CASE...] [-- SUITE-DIRECTORY [CASE...]]... SCALE multiplies the time limits.
 """
 
 import json
@@ -12,6 +12,7 @@ import signal
 import subprocess
 import sys
 import time
+from itertools import groupby
 from pathlib import Path
 
 LIMIT = 16 << 20    # of a case's output, in bytes
@@ -75,20 +76,20 @@ def leaks() -> str:
     return KMEMLEAK.read_text(errors="replace")
 
 
-def main() -> None:
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))     # and end what runs
-    directory, scale, *names = sys.argv[1:]
-    suite = json.loads((Path(directory) / "suite.json").read_text())
-    guest = os.environ.get("PERDURE_GUEST") == "1"
+def run_suite(directory: Path, names: list[str], scale: float, guest: bool) -> None:
+    suite = json.loads((directory / "suite.json").read_text())
     more = 60 * float(os.environ.get("PERDURE_MINUTES", 0))
-    end = time.monotonic() + suite["timeout_s"] * float(scale) + more * len(names or suite["cases"])
+    end = time.monotonic() + suite["timeout_s"] * scale + more * len(names or suite["cases"])
     for number, case in enumerate(suite["cases"]):
         if names and case["name"] not in names:
             continue
         tell(begin=number)
+        if guest:
+            # For who reads the console
+            Path("/dev/kmsg").write_text(f"perdure-tests: {directory.name}/{case['name']}\n")
         start = time.monotonic()
-        limit = min(case["timeout_s"] * float(scale) + more, max(1, end - start))
-        status, why = run(case["run"], Path(directory), limit)
+        limit = min(case["timeout_s"] * scale + more, max(1, end - start))
+        status, why = run(case["run"], directory, limit)
         if guest:
             os.sync()
             try:
@@ -96,6 +97,17 @@ def main() -> None:
             except ProcessLookupError:
                 pass
         tell(end=number, status=status, why=why, seconds=time.monotonic() - start)
+
+
+def main() -> None:
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))     # and end what runs
+    scale, *words = sys.argv[1:]
+    guest = os.environ.get("PERDURE_GUEST") == "1"
+    for number, (last, suite) in enumerate(groupby(words, lambda word: word == "--")):
+        if not last:
+            directory, *names = suite
+            tell(suite=number // 2)
+            run_suite(Path(directory), names, float(scale), guest)
     if guest and os.environ.get("PERDURE_PROFILE") == "debug":
         tell(leaks=leaks())
     tell(done=True)

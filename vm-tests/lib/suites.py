@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import groupby
 from pathlib import Path
 
 import ktap
@@ -63,6 +64,10 @@ class Run:
         return HOST if self.suite.where == HOST else f"{self.suite.kernel}-{self.profile}"
 
     @property
+    def chosen(self) -> list[str]:
+        return self.only or [case["name"] for case in self.suite.cases]
+
+    @property
     def kernels(self) -> list[str]:
         """What has to be built for it."""
         return self.suite.needs if self.suite.where == HOST else [self.place]
@@ -112,7 +117,7 @@ def choose(suites: dict[str, Suite], names: list[str], profile: str | None) -> l
             if p == profile or not profile and p not in NAMED:
                 some = brief(suite, p) if not names and not profile else only
                 runs += [Run(suite, p, some)] if some is not None else []
-    return sorted(runs, key=lambda r: (r.suite.where != HOST, PROFILES.index(r.profile), r.suite.kernel, r.suite.name))
+    return sorted(runs, key=lambda r: (r.suite.where != HOST, PROFILES.index(r.profile), r.suite.kernel, r.suite.append, r.suite.name))
 
 
 def plan(runs: list[Run]) -> list[str]:
@@ -152,22 +157,28 @@ class Kernels:
 
 
 class Report:
-    """Follows the runner's events; prints a line per case; keeps the whole as KTAP."""
+    """Follows the runner's events, of one suite after the other; prints a line per case; keeps the whole as KTAP."""
 
-    def __init__(self, run: Run) -> None:
-        self.run = run
+    def __init__(self, runs: list[Run]) -> None:
+        self.runs = runs
+        self.run = runs[0]
         self.total = ktap.Verdict()
         self.problems: list[str] = []       # failures beside the cases'
         self.buffer = b""
         self.case: dict | None = None
         self.text = ""
         self.done = False
-        self.seen = 0
+        self.seen = 0                       # of this suite
+        self.missing = sum(len(run.chosen) for run in runs)
         self.stray = b""
-        self.file = run.log.with_suffix(".ktap").open("w")
-        count = len(run.only or run.suite.cases)
-        # The last is about the kernel, or the runner
-        print(f"KTAP version 1\n1..{count + 1}", file=self.file, flush=True)
+        self.begin()
+
+    def begin(self) -> None:
+        print(f"{self.run.label}: {self.run.suite.doc}", flush=True)
+        self.seen = 0
+        self.file = self.run.log.with_suffix(".ktap").open("w")
+        # The last of the last is about the kernel, or the runner
+        print(f"KTAP version 1\n1..{len(self.run.chosen) + (self.run is self.runs[-1])}", file=self.file, flush=True)
 
     def feed(self, data: bytes) -> None:
         *lines, self.buffer = (self.buffer + data).split(b"\n")
@@ -178,7 +189,12 @@ class Report:
                 self.stray += line + b"\n"
 
     def event(self, event: dict) -> None:
-        if "begin" in event:
+        if "suite" in event:
+            if event["suite"]:
+                self.file.close()
+                self.run = self.runs[event["suite"]]
+                self.begin()
+        elif "begin" in event:
             self.case, self.text = self.run.suite.cases[event["begin"]], ""
         elif "text" in event:
             self.text += event["text"]
@@ -194,6 +210,7 @@ class Report:
     def finish(self, status: int, why: str, seconds: float) -> None:
         assert self.case
         self.seen += 1
+        self.missing -= 1
         text = self.text.encode("latin-1").decode(errors="replace")
         verdict = ktap.judge(text, status)
         if why:
@@ -233,36 +250,52 @@ class Report:
         elif not self.done:
             self.problems.append("the runner did not finish")
             self.note(self.stray.decode(errors="replace"))
-        missing = len(self.run.only or self.run.suite.cases) - self.seen
-        if missing:
-            self.problems.append(f"{missing} cases did not run")
+        if self.missing:
+            self.problems.append(f"{self.missing} cases did not run")
         if complaints:
             self.problems.append(f"the kernel complains ({len(complaints)} lines): {complaints[0][:150]}")
             self.note("\n".join(complaints))
         name = "kernel-log" if console else "runner"
+        where = self.run.suite.name if len(self.runs) == 1 else self.run.place
         for problem in self.problems:
-            print(f"  FAIL {self.run.suite.name}/{name}  {problem}")
+            print(f"  FAIL {where}/{name}  {problem}")
             print(f"       (see {vm.short(console or self.run.log.with_suffix('.ktap'))})", flush=True)
         if self.stray and self.problems:
             print("".join(f"       | {line}\n" for line in self.stray.decode(errors="replace").splitlines()[-TAIL:]),
                   end="")
-        self.total.failed += [f"{self.run.label} {name}: {problem}" for problem in self.problems]
+        label = self.run.label if len(self.runs) == 1 else where
+        self.total.failed += [f"{label} {name}: {problem}" for problem in self.problems]
         self.total.passed += not self.problems
         print(f"{'not ok' if self.problems else 'ok'} {self.seen + 1} {name}", file=self.file)
         self.file.close()
         return self.total
 
 
-def execute(run: Run, args: argparse.Namespace) -> ktap.Verdict:
+def together(runs: list[Run], args: argparse.Namespace) -> list[list[Run]]:
+    """
+    The runs that share a guest: in the default run, those with the debug kernel, which takes a minute to boot and to look for
+    leaks. What is named has one of its own.
+    """
+    def key(run: Run) -> object:
+        shared = run.profile == "debug" and run.suite.where != HOST and not args.names and not args.profile
+        return (run.place, run.suite.append) if shared else id(run)
+
+    return [list(group) for _, group in groupby(runs, key)]
+
+
+def execute(runs: list[Run], args: argparse.Namespace) -> ktap.Verdict:
+    run = runs[0]
     scale, vmlinux = SCALE[run.profile], args.vmlinux
     minutes = run.suite.minutes and (args.minutes or run.suite.minutes)
-    argv = ["python3", str(RUNNER), str(run.suite.directory), str(scale), *run.only]
+    argv = ["python3", str(RUNNER), str(scale)]
+    for n, one in enumerate(runs):
+        argv += [*(["--"] if n else []), str(one.suite.directory), *one.only]
     env = {"PERDURE_PROFILE": run.profile, "PERDURE_KERNEL": run.suite.kernel, "PERDURE_MINUTES": f"{minutes:g}"}
     if args.seed is not None:
         env["PERDURE_SEED"] = str(args.seed)
     run.log.parent.mkdir(parents=True, exist_ok=True)
-    report = Report(run)
-    limit = run.suite.timeout_s * scale + minutes * 60 * len(run.only or run.suite.cases)
+    report = Report(runs)
+    limit = sum(one.suite.timeout_s for one in runs) * scale + minutes * 60 * len(run.chosen)
     if run.suite.where == HOST:
         ours = vm.environment()
         env |= {name: ours[name] for name in ("PERDURE_TOP", "PERDURE_BUILD", "LD_LIBRARY_PATH",
@@ -280,7 +313,7 @@ def execute(run: Run, args: argparse.Namespace) -> ktap.Verdict:
             status = process.wait()
         return report.close("" if report.done else f"the runner ended with status {status}", [], None)
 
-    console = run.log.with_suffix(".console")
+    console = run.log.with_suffix(".console") if len(runs) == 1 else vm.LOG / "test" / f"{run.place}.console"
     machine = vm.Machine(vmlinux or vm.BUILD / "kernel" / run.place / "vmlinux", console, MEMORY[run.profile],
                          args.smp, timeout=limit + 120 * scale, append=run.suite.append)
     job = vm.Job(argv, str(run.suite.directory), vm.environment(**env, PERDURE_GUEST="1"))
@@ -336,14 +369,13 @@ def main(argv: list[str]) -> int:
     # In the order in which they are needed
     kernels = Kernels([] if args.vmlinux else list(dict.fromkeys(place for run in runs for place in run.kernels)))
     try:
-        for run in runs:
+        for group in together(runs, args):
             try:
-                kernels.wait(run.kernels)
+                kernels.wait(group[0].kernels)
             except vm.Error as e:
-                total.failed.append(f"{run.label}: {e}")
+                total.failed += [f"{run.label}: {e}" for run in group]
                 continue
-            print(f"{run.label}: {run.suite.doc}", flush=True)
-            verdict = execute(run, args)
+            verdict = execute(group, args)
             total.passed += verdict.passed
             total.skipped += verdict.skipped
             total.failed += verdict.failed
