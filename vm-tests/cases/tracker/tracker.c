@@ -1,5 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 /* /proc/PID/touched_set: exactly what was touched, whatever happened to it meanwhile. */
+#include <linux/userfaultfd.h>
+#include <sys/ioctl.h>
+#include <sys/syscall.h>
 #include <sys/uio.h>
 
 #include "../lib/swap.h"
@@ -224,6 +227,35 @@ T(moved)
 	T_ASSERT(mremap(area, PAGES * t_page(), 4 * PAGES * t_page(), MREMAP_MAYMOVE) != MAP_FAILED);
 	stop(fd);
 	expect("......x");
+}
+
+T(moved_by_userfaultfd)
+{
+	int fd, uffd = T_OK(syscall(SYS_userfaultfd, O_CLOEXEC | O_NONBLOCK));
+	char *to = mmap(NULL, PAGES * t_page(), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	struct uffdio_register reg = { { (uintptr_t)to, PAGES * t_page() }, UFFDIO_REGISTER_MODE_MISSING, 0 };
+	struct uffdio_api api = { .api = UFFD_API };
+	struct move {
+		uint64_t dst, src, len, mode;
+		int64_t moved;
+	} move = { .len = 4 * t_page() };
+
+	T_ASSERT(to != MAP_FAILED);
+	T_OK(ioctl(uffd, UFFDIO_API, &api));
+	T_OK(ioctl(uffd, UFFDIO_REGISTER, &reg));
+	setup();
+	fd = start_of(getpid());
+	touch(6);
+	touch(9);
+	move.dst = (uintptr_t)to;
+	move.src = (uintptr_t)area + 4 * t_page();
+	T_OK(ioctl(uffd, _IOWR(0xAA, 0x05, struct move), &move));
+	T_EQ(move.moved, 4 * (int64_t)t_page());
+	/* Another page by now */
+	store(5);
+	stop(fd);
+	expect("......x..x");
+	close(uffd);
 }
 
 T(protected)
