@@ -149,7 +149,7 @@ PROGRAMS = {
     "sqlite3": Program(["sqlite3", "-batch", ":memory:"], package="sqlite3"),
     "xz": Program(["xz", "-7", "-T1", "-c"], 150, "xz-utils"),
     "zstd": Program(["zstd", "-q", "-12", "--long=27", "-c"], 160, "zstd"),
-    "cc1": Program([CC1, "-quiet", "-O1", "-o", "/dev/stdout", "-"], 120, "gcc"),
+    "cc1": Program([CC1, "-quiet", "-O1", "-o", "-", "-"], 120, "gcc"),
 }
 
 

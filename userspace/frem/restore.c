@@ -310,58 +310,77 @@ static void restore_plain(void)
 		complain(status);
 }
 
-/* The disk works while CRIU gets the processes ready: first on what CRIU needs, then on what they touch first. */
+/* The disk works while CRIU gets the processes ready: on what CRIU needs, then on what they touch first, then on the rest. */
 
 struct window {
-	off_t last;		/* a byte of the piece before; -1: none */
+	int fd;
+	off_t piece, gap;	/* bytes */
+	off_t last;		/* one in the piece before; -1: none */
 	off_t start, end;	/* what is to be read next */
-	size_t asked;		/* of this piece */
+	off_t asked;		/* of this piece */
 };
 
-static void ask(int fd, struct window *w)
+static void ask(struct window *w)
 {
 	if (w->end > w->start)
-		posix_fadvise(fd, w->start, w->end - w->start, POSIX_FADV_WILLNEED);
+		posix_fadvise(w->fd, w->start, w->end - w->start, POSIX_FADV_WILLNEED);
 	w->asked += w->end - w->start;
 }
 
-static void read_ahead(const struct process *process)
+/* Returns: whether it can be read. If not, who needs it finds out */
+static bool want(struct window *w, off_t start, off_t end)
 {
-	uint64_t rate = run.d->rate, gap = rate / SEEKS_S, piece = rate / PIECES_S;
-	int fd = openat(run.d->dir, process->image, O_RDONLY | O_CLOEXEC);
-	struct window w = { .last = -1 };
-	const struct uffdio_lazy_extent *t;
 	char byte;
 
-	if (fd < 0)
-		return;
-	piece = piece < PIECE_MIN ? PIECE_MIN : piece > PIECE_MAX ? PIECE_MAX : piece;
-	for (size_t i = 0; i < process->nr_eager; i++)
-		posix_fadvise(fd, process->eager[i].start, process->eager[i].len, POSIX_FADV_WILLNEED);
-	for (t = process->touched; t < process->touched + process->nr_touched && !atomic_load(&run.resumed); t++) {
-		if ((off_t)t->offset >= w.start && t->offset <= w.end + gap && w.end - w.start < (off_t)piece) {
-			w.end = t->offset + t->len;
-			continue;
-		}
-		ask(fd, &w);
-		/* Two pieces at a time: whoever needs something else is not to wait for long */
-		if (w.asked >= piece) {
-			if (w.last >= 0 && pread(fd, &byte, 1, w.last) < 0)
-				break;
-			w.last = w.end - 1;
-			w.asked = 0;
-		}
-		w.start = t->offset;
-		w.end = t->offset + t->len;
+	if (start >= w->start && start <= w->end + w->gap && w->end - w->start < w->piece) {
+		w->end = end;
+		return true;
 	}
-	ask(fd, &w);
-	close(fd);
+	ask(w);
+	/* Two pieces at a time: whoever needs something else is not to wait for long */
+	if (w->asked >= w->piece) {
+		if (w->last >= 0 && pread(w->fd, &byte, 1, w->last) < 0)
+			return false;
+		w->last = w->end - 1;
+		w->asked = 0;
+	}
+	w->start = start;
+	w->end = end;
+	return true;
+}
+
+static void read_ahead(const struct process *process, bool rest)
+{
+	const struct uffdio_lazy_extent *t = rest ? process->lazy : process->touched;
+	const struct uffdio_lazy_extent *end = t + (rest ? process->nr_lazy : process->nr_touched);
+	struct window w = { .piece = run.d->rate / PIECES_S, .gap = run.d->rate / SEEKS_S, .last = -1 };
+	off_t from, to;
+
+	w.fd = openat(run.d->dir, process->image, O_RDONLY | O_CLOEXEC);
+	if (w.fd < 0)
+		return;
+	w.piece = w.piece < PIECE_MIN ? PIECE_MIN : w.piece > PIECE_MAX ? PIECE_MAX : w.piece;
+	for (size_t i = 0; !rest && i < process->nr_eager; i++)
+		posix_fadvise(w.fd, process->eager[i].start, process->eager[i].len, POSIX_FADV_WILLNEED);
+	for (; t < end; t++) {
+		for (from = t->offset; from < (off_t)(t->offset + t->len); from = to) {
+			to = from + w.piece;
+			if (to > (off_t)(t->offset + t->len))
+				to = t->offset + t->len;
+			if (atomic_load(&run.resumed) || !want(&w, from, to))
+				goto out;
+		}
+	}
+	ask(&w);
+out:
+	close(w.fd);
 }
 
 static void *read_all_ahead(void *unused)
 {
-	for (size_t i = 0; i < run.d->nr_processes; i++)
-		read_ahead(&run.d->processes[i]);
+	for (int rest = 0; rest < 2; rest++)
+		for (size_t i = 0; i < run.d->nr_processes; i++)
+			read_ahead(&run.d->processes[i], rest);
 	return unused;
 }
 

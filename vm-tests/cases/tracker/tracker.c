@@ -465,7 +465,7 @@ T(errors)
 	T_ERR(write(a, "start", 5), EINVAL);
 	T_ERR(write(a, "other", 5), EINVAL);
 	T_ERR(write(a, "stop and more", 13), EINVAL);
-	T_ERR(write(a, NULL, 4), EFAULT);
+	T_ERR(write(a, t_none(), 4), EFAULT);
 	/* The end of the first makes place */
 	close(a);
 	T_EQ(write(b, "start\n", 6), 6);
