@@ -424,18 +424,15 @@ T(userfaultfd_move)
 {
 	int uffd;
 	char *p = nf_missing(&uffd, 1, 8), *other = nf_map(8);
-	struct move {
-		uint64_t dst, src, len, mode;
-		int64_t moved;
-	} out = { (uintptr_t)other, (uintptr_t)p, PG, 0, 0 }, in = { (uintptr_t)p, (uintptr_t)other, PG, 0, 0 };
+	struct nf_move out = { (uintptr_t)other, (uintptr_t)p, PG, 0, 0 }, in = { (uintptr_t)p, (uintptr_t)other, PG, 0, 0 };
 	int second = nf_uffd_with(0);
 
 	memset(other, 1, 8 * PG);
-	T_ERR(ioctl(uffd, _IOWR(0xAA, 0x05, struct move), &in), EBUSY);
+	T_ERR(ioctl(uffd, NF_MOVE, &in), EBUSY);
 	T_OK(madvise(other, 8 * PG, MADV_DONTNEED));
 	nf_register(second, other, 8);
 	T_EXPECT(nf_is(p, 1, 0));
-	T_ERR(ioctl(second, _IOWR(0xAA, 0x05, struct move), &out), EBUSY);
+	T_ERR(ioctl(second, NF_MOVE, &out), EBUSY);
 	T_EQ(nf_count(p, 1, 0, 8), 8);
 }
 

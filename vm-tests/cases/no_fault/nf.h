@@ -16,6 +16,13 @@
 #define MADV_COLLAPSE 25
 #endif
 
+/* Since Linux 6.8 */
+struct nf_move {
+	uint64_t dst, src, len, mode;
+	int64_t moved;
+};
+
+#define NF_MOVE		_IOWR(0xAA, 0x05, struct nf_move)
 #define PG		4096ul
 #define NO_START	0
 

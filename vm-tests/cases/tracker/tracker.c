@@ -1,12 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 /* /proc/PID/touched_set: exactly what was touched, whatever happened to it meanwhile. */
-#include <linux/userfaultfd.h>
-#include <sys/ioctl.h>
-#include <sys/syscall.h>
 #include <sys/uio.h>
 
 #include "../lib/swap.h"
-#include "../lib/t.h"
+#include "../no_fault/nf.h"
 
 #define PAGES	64
 
@@ -231,25 +228,18 @@ T(moved)
 
 T(moved_by_userfaultfd)
 {
-	int fd, uffd = T_OK(syscall(SYS_userfaultfd, O_CLOEXEC | O_NONBLOCK));
-	char *to = mmap(NULL, PAGES * t_page(), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-	struct uffdio_register reg = { { (uintptr_t)to, PAGES * t_page() }, UFFDIO_REGISTER_MODE_MISSING, 0 };
-	struct uffdio_api api = { .api = UFFD_API };
-	struct move {
-		uint64_t dst, src, len, mode;
-		int64_t moved;
-	} move = { .len = 4 * t_page() };
+	struct nf_move move = { .len = 4 * t_page() };
+	int fd, uffd = nf_uffd_with(0);
+	char *to = nf_map(PAGES);
 
-	T_ASSERT(to != MAP_FAILED);
-	T_OK(ioctl(uffd, UFFDIO_API, &api));
-	T_OK(ioctl(uffd, UFFDIO_REGISTER, &reg));
+	nf_register(uffd, to, PAGES);
 	setup();
 	fd = start_of(getpid());
 	touch(6);
 	touch(9);
 	move.dst = (uintptr_t)to;
 	move.src = (uintptr_t)area + 4 * t_page();
-	T_OK(ioctl(uffd, _IOWR(0xAA, 0x05, struct move), &move));
+	T_OK(ioctl(uffd, NF_MOVE, &move));
 	T_EQ(move.moved, 4 * (int64_t)t_page());
 	/* Another page by now */
 	store(5);
