@@ -44,8 +44,9 @@ EOF
 
 help_of() {
 	case $1 in
-	setup) echo "usage: ./build.sh setup
-Installs the Debian packages named in packaging/deps/apt.txt that are missing, as root or with sudo." ;;
+	setup) echo "usage: ./build.sh setup [LIST]
+Installs the Debian packages named in packaging/deps/apt.txt that are missing, as root or with sudo. With fuzz, kselftest,
+packages or zdtm, those of that list in the same directory, too: tests and packages that need them ask for them." ;;
 	fetch) echo "usage: ./build.sh fetch
 Finds the kernel source: the tarball of Debian's linux-source package, or the one that KERNEL_SRC names, and compares it
 with kernel-patches/UPSTREAM." ;;
@@ -141,7 +142,8 @@ case ${1:-} in
 esac
 
 case $verb in
-setup | fetch) "$verb" ;;
+setup) setup "$@" ;;
+fetch) fetch ;;
 patch) patched "$@" ;;
 refresh) "$TOP/scripts/refresh.sh" "$@" ;;
 userspace) userspace ;;

@@ -7,6 +7,7 @@ set -euo pipefail
 . "$(dirname "$0")/lib.sh"
 
 lists=("$TOP/packaging/deps/apt.txt" ${1:+"$TOP/packaging/deps/$1.txt"})
+[[ -f ${lists[-1]} ]] || die "no list $1: there are $(cd "$TOP/packaging/deps" && echo *.txt | sed 's/\.txt//g')"
 stamp=$CACHE/setup${1:+-$1}
 mapfile -t wanted < <(sed 's/#.*//; s/[[:space:]]*$//; /^$/d' "${lists[@]}")
 # Looking takes a moment; what was complete stays so for this list and this dpkg database

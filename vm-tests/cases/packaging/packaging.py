@@ -155,6 +155,7 @@ def distribution() -> None:
 
 def arguments() -> None:
     """Arguments that mean nothing are refused, and so is a kernel that is not there."""
+    assert "no list everything: there are apt " in run(TOP / "build.sh", "setup", "everything", ok=1)
     for verb in "deb", "rpm":
         # Before a kernel is built for them
         assert "usage" in run(TOP / "build.sh", verb, "everything", ok=1)
