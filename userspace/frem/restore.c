@@ -32,6 +32,7 @@
 #define PIECES_S	10		/* a second's reading is asked for in so many pieces before the processes run */
 #define PIECE_MIN	(128 << 10)	/* bytes */
 #define PIECE_MAX	(4 << 20)
+#define ADVICE_MAX	(128 << 10)	/* bytes; what is over a device's window is not read */
 #define SEEKS_S		500		/* what lies between two pieces is read, too, when that takes less than a seek */
 #define RANGES_MAX	1048576		/* that one UFFDIO_LAZY_LOAD takes */
 #define FINISHED	0x52535446	/* from CRIU in place of a process's number: that was the last one */
@@ -320,10 +321,17 @@ struct window {
 	off_t asked;		/* of this piece */
 };
 
+static void advise(int fd, off_t start, off_t end)
+{
+	for (off_t to; start < end; start = to) {
+		to = end - start < ADVICE_MAX ? end : start + ADVICE_MAX;
+		posix_fadvise(fd, start, to - start, POSIX_FADV_WILLNEED);
+	}
+}
+
 static void ask(struct window *w)
 {
-	if (w->end > w->start)
-		posix_fadvise(w->fd, w->start, w->end - w->start, POSIX_FADV_WILLNEED);
+	advise(w->fd, w->start, w->end);
 	w->asked += w->end - w->start;
 }
 
@@ -361,7 +369,7 @@ static void read_ahead(const struct process *process, bool rest)
 		return;
 	w.piece = w.piece < PIECE_MIN ? PIECE_MIN : w.piece > PIECE_MAX ? PIECE_MAX : w.piece;
 	for (size_t i = 0; !rest && i < process->nr_eager; i++)
-		posix_fadvise(w.fd, process->eager[i].start, process->eager[i].len, POSIX_FADV_WILLNEED);
+		advise(w.fd, process->eager[i].start, process->eager[i].start + process->eager[i].len);
 	for (; t < end; t++) {
 		for (from = t->offset; from < (off_t)(t->offset + t->len); from = to) {
 			to = from + w.piece;

@@ -1,9 +1,10 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: GPL-2.0-or-later
 """Checkpoints and restores, at random instants, a process that checks its memory; damages checkpoints at random places;
-takes the disk away from a restore. usage: torture.py [--rounds N] [--minutes N] [--damages N] [--seed N]"""
+takes the disk away from a restore. usage: torture.py [--rounds N] [--minutes N] [--damages N] [--seed N] [CASE...]"""
 
 import argparse
+import contextlib
 import fcntl
 import os
 import random
@@ -14,12 +15,13 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from importlib.machinery import SourceFileLoader
 from importlib.util import module_from_spec, spec_from_loader
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
-from roundtrip import LAZY, SLOW, Target, frem, run_cases, wait  # noqa: E402
+from roundtrip import LAZY, SLOW, Target, before_criu, frem, run_cases, wait  # noqa: E402
 
 PROGRAM = Path(os.environ["PERDURE_BUILD"]) / "userspace/vm-tests/cases/frem/frem-torture"
 args: argparse.Namespace
@@ -50,6 +52,27 @@ def steps(log: Path) -> int:
     return text.count("ok")
 
 
+@contextlib.contextmanager
+def disk(place: Path, megabytes: int = 64) -> Iterator[tuple[Path, Path]]:
+    """The image of a disk, and where it is mounted: what is in it can leave memory, unlike the files of the guest's /tmp."""
+    image, mount = place / "disk", place / "mount"
+    mount.mkdir(parents=True)
+    with image.open("wb") as file:
+        file.truncate(megabytes << 20)
+    subprocess.run(["mkfs.ext4", "-q", "-F", "-b", "4096", "-O", "^has_journal", image], check=True)
+    loop = subprocess.run(["losetup", "-f", "--show", image], check=True, stdout=subprocess.PIPE, text=True).stdout.strip()
+    subprocess.run(["mount", loop, mount], check=True)
+    try:
+        yield image, mount
+    finally:
+        subprocess.run(["umount", "-l", mount], check=True)
+        subprocess.run(["losetup", "-d", loop], check=True)
+
+
+def empty_caches() -> None:
+    subprocess.run(["sh", "-c", "sync; echo 3 >/proc/sys/vm/drop_caches"], check=True)
+
+
 def rounds(place: Path) -> None:
     """a process is checkpointed and restored again and again, and never finds a wrong byte"""
     chance = random.Random(args.seed)
@@ -61,26 +84,27 @@ def rounds(place: Path) -> None:
     pid = process.pid
     deadline = time.monotonic() + args.minutes * 60 if args.minutes else None
     done = lazy = faults = 0
-    while done < args.rounds and (not deadline or time.monotonic() < deadline):
-        time.sleep(chance.random() / 3)
-        directory = place / "c"
-        how = chance.choice([["--kill"], ["--window", f"{chance.random() / 5:.3f}"]])
-        frem("checkpoint", str(pid), "--dir", str(directory), *how)
-        end(process)
-        before = steps(log)
-        if chance.random() < 0.5:
-            subprocess.run(["sh", "-c", "sync; echo 3 >/proc/sys/vm/drop_caches"], check=True)
-        detach = chance.random() < 0.5
-        how = [*(["--detach"] if detach else []), *(["--preload"] if chance.random() < 0.5 else [])]
-        result, _ = frem("restore", "--dir", str(directory), "--json", *how)
-        assert result["mode"] == ("lazy" if LAZY else "plain"), result
-        lazy += LAZY
-        faults += result.get("loader", {}).get("faults", 0)
-        wait("it goes on", lambda: steps(log) > before)
-        done += 1
-        shutil.rmtree(directory)
-        if done % 20 == 0:
-            print(f"# {done} rounds", flush=True)
+    with disk(place, 256) as (_, mount):
+        directory = mount / "c"
+        while done < args.rounds and (not deadline or time.monotonic() < deadline):
+            time.sleep(chance.random() / 3)
+            how = chance.choice([["--kill"], ["--window", f"{chance.random() / 5:.3f}"]])
+            frem("checkpoint", str(pid), "--dir", str(directory), *how)
+            end(process)
+            before = steps(log)
+            if chance.random() < 0.5:
+                empty_caches()
+            detach = chance.random() < 0.5
+            how = [*(["--detach"] if detach else []), *(["--preload"] if chance.random() < 0.5 else [])]
+            result, _ = frem("restore", "--dir", str(directory), "--json", *how)
+            assert result["mode"] == ("lazy" if LAZY else "plain"), result
+            lazy += LAZY
+            faults += result.get("loader", {}).get("faults", 0)
+            wait("it goes on", lambda: steps(log) > before)
+            done += 1
+            shutil.rmtree(directory)
+            if done % 20 == 0:
+                print(f"# {done} rounds", flush=True)
     end(process)
     print(f"# {done} rounds, {lazy} of them lazy, {steps(log)} times {50} steps, {faults} faults while loading")
 
@@ -122,12 +146,20 @@ def damage(place: Path) -> None:
     frem("verify", "--dir", str(good))
 
 
+def pages_of(checkpoint: Path) -> Path:
+    return max(checkpoint.glob("pages-*.img"), key=lambda path: path.stat().st_size)
+
+
+def cached(path: Path) -> int:
+    """How many of its pages are in memory."""
+    return int(subprocess.run(["fincore", "-b", "-n", "-o", "PAGES", path], check=True, stdout=subprocess.PIPE, text=True).stdout)
+
+
 def dropped(path: Path, page: int, count: int) -> bool:
     """Whether so many pages have gone from the page cache: somebody may still hold them."""
     with path.open("rb") as file:
         os.posix_fadvise(file.fileno(), page * 4096, count * 4096, os.POSIX_FADV_DONTNEED)
-    cached = subprocess.run(["fincore", "-b", "-n", "-o", "PAGES", path], check=True, stdout=subprocess.PIPE, text=True).stdout
-    return int(cached) <= path.stat().st_size // 4096 - count
+    return cached(path) <= path.stat().st_size // 4096 - count
 
 
 def block_of(path: Path, page: int) -> int:
@@ -141,51 +173,66 @@ def lost_disk(place: Path) -> None:
     if not LAZY:
         return
     for track, preload in (True, True), (True, False), (False, False):
-        lose_disk(place / f"{track}-{preload}", track, preload)
+        with disk(place / f"{track}-{preload}") as (image, mount):
+            lose_disk(image, mount, track, preload)
 
 
-def lose_disk(place: Path, track: bool, preload: bool) -> None:
-    disk, mount = place / "disk", place / "mount"
-    mount.mkdir(parents=True)
-    with disk.open("wb") as file:
-        file.truncate(64 << 20)
-    subprocess.run(["mkfs.ext4", "-q", "-F", "-b", "4096", "-O", "^has_journal", disk], check=True)
-    loop = subprocess.run(["losetup", "-f", "--show", disk], check=True, stdout=subprocess.PIPE, text=True).stdout.strip()
-    subprocess.run(["mount", loop, mount], check=True)
-    target = Target(place)
+def lose_disk(image: Path, mount: Path, track: bool, preload: bool) -> None:
+    target = Target(image.parent)
     directory = mount / "c"
     frem("checkpoint", str(target.pid), "--dir", str(directory), *(["--window", "0.3"] if track else ["--no-track"]))
     target.end()
-    subprocess.run(["sh", "-c", "sync; echo 3 >/proc/sys/vm/drop_caches"], check=True)
+    empty_caches()
     for path in directory.iterdir():
         path.read_bytes()
     # All is in memory, but for a quarter in the middle, which is in no list of what CRIU needs first
-    pages = max(directory.glob("pages-*.img"), key=lambda path: path.stat().st_size)
+    pages = pages_of(directory)
     half = pages.stat().st_size // 8192
     wait("it is not in memory", lambda: dropped(pages, half, half // 2))
-    os.truncate(disk, block_of(pages, half))
+    os.truncate(image, block_of(pages, half))
     _, text = frem("restore", "--dir", str(directory), *(["--preload"] if preload else []), status=1)
     assert "frem verify" in text and ("cannot be read" if preload else "loading failed") in text, text
     (target.place / "check").touch()
     wait("it dies of what it misses", lambda: not os.path.exists(f"/proc/{target.pid}"))
     checked = target.place / "0.checked"
     assert not checked.exists() or checked.read_text() == "0\n", checked.read_text()
-    subprocess.run(["umount", "-l", mount], check=True)
-    subprocess.run(["losetup", "-d", loop], check=True)
+
+
+def ahead(place: Path) -> None:
+    """the disk is read while CRIU works: the touched set, and then the rest"""
+    if not LAZY:
+        return
+    with disk(place) as (_, mount):
+        target = Target(place)
+        directory = mount / "c"
+        frem("checkpoint", str(target.pid), "--dir", str(directory), "--window", "0.3")
+        target.end()
+        empty_caches()
+        pages = pages_of(directory)
+        whole = pages.stat().st_size // 4096
+        assert cached(pages) < whole // 20, (cached(pages), whole)
+        counted = place / "counted"
+        count = f"fincore -b -n -o PAGES {pages} >{counted}; [ $(cat {counted}) -lt {whole} ] || break; sleep 0.1"
+        with before_criu(place, f'[ "$1" != restore ] || for i in $(seq 50); do {count}; done'):
+            frem("restore", "--dir", str(directory))
+        assert int(counted.read_text()) == whole, (counted.read_text(), whole)
+        target.check()
+        target.end()
 
 
 def reload(place: Path) -> None:
     """a checkpoint of a process that is still being loaded waits, and has all of its memory"""
-    target = Target(place)
-    frem("checkpoint", str(target.pid), "--dir", str(place / "c"), "--kill")
-    target.process.wait()
-    subprocess.run(["sh", "-c", "sync; echo 3 >/proc/sys/vm/drop_caches"], check=True)
-    frem("restore", "--dir", str(place / "c"), "--detach")
-    frem("checkpoint", str(target.pid), "--dir", str(place / "d"), "--kill")
-    wait("it is gone", lambda: not os.path.exists(f"/proc/{target.pid}"))
-    frem("restore", "--dir", str(place / "d"))
-    target.check()
-    target.end()
+    with disk(place) as (_, mount):
+        target = Target(place)
+        frem("checkpoint", str(target.pid), "--dir", str(mount / "c"), "--kill")
+        target.process.wait()
+        empty_caches()
+        frem("restore", "--dir", str(mount / "c"), "--detach")
+        frem("checkpoint", str(target.pid), "--dir", str(mount / "d"), "--kill")
+        wait("it is gone", lambda: not os.path.exists(f"/proc/{target.pid}"))
+        frem("restore", "--dir", str(mount / "d"))
+        target.check()
+        target.end()
 
 
 def changing(place: Path) -> None:
@@ -212,9 +259,11 @@ def main() -> None:
     parser.add_argument("--minutes", type=float)
     parser.add_argument("--damages", type=int, default=4)
     parser.add_argument("--seed", type=int, default=int(os.environ.get("PERDURE_SEED", time.time_ns() % 1000000)))
+    parser.add_argument("case", nargs="*")
     args = parser.parse_args()
     print(f"# seed {args.seed}; {SLOW} times the time")
-    run_cases([rounds, damage, lost_disk, reload, changing])
+    cases = [rounds, damage, lost_disk, ahead, reload, changing]
+    run_cases([case for case in cases if not args.case or case.__name__ in args.case])
 
 
 if __name__ == "__main__":
