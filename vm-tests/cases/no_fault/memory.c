@@ -491,6 +491,45 @@ T(system_calls_with_locks)
 	T_OK(unlink(to));
 }
 
+/* How many of `n` pages of a file are in memory */
+static unsigned long cached(int fd, unsigned long n)
+{
+	unsigned char in[2048];
+	unsigned long count = 0;
+	void *p = mmap(NULL, n * PG, PROT_READ, MAP_SHARED, fd, 0);
+
+	T_ASSERT(p != MAP_FAILED && n <= sizeof(in));
+	T_OK(mincore(p, n * PG, in));
+	for (unsigned long i = 0; i < n; i++)
+		count += in[i] & 1;
+	T_OK(munmap(p, n * PG));
+	return count;
+}
+
+/* A load has its whole range read ahead, however long. Of an image that seems changed nothing else is read */
+T(reads_ahead)
+{
+	char path[] = "/mnt/nf/imageXXXXXX";
+	unsigned long n = 2048;
+	int image, uffd;
+	char *p = nf_map(n);
+
+	close(T_OK(mkstemp(path)));
+	image = nf_image_at(path, 1, n);
+	uffd = nf_uffd();
+	nf_register(uffd, p, n);
+	nf_attach(uffd, image, p, n, 0, 0, NO_START);
+	T_OK(fsync(image));
+	T_OK(posix_fadvise(image, 0, n * PG, POSIX_FADV_DONTNEED));
+	T_EQ(cached(image, n), 0);
+	T_OK(futimens(image, (struct timespec[2]){ { 1, 0 }, { 1, 0 } }));
+	T_ERR(nf_load(uffd, p, n, 0, NULL), EIO);
+	for (int i = 0; i < 5000 && cached(image, n) < n; i++)
+		t_sleep_ms(1);
+	T_EQ(cached(image, n), n);
+	T_OK(unlink(path));
+}
+
 /* Pages that have been loaded and swapped out are not missing */
 T_LIMIT(swapped_out, 40)
 {
