@@ -12,6 +12,8 @@ END = re.compile(r"Reported by Kernel Concurrency Sanitizer")
 FRAME = re.compile(r"([A-Za-z_][\w.]*)\+0x[0-9a-f]+/0x[0-9a-f]+$")
 ACCESS = re.compile(r"(read|write|assert no).* to 0x[0-9a-f]+ of \d+ bytes by ")
 INTERRUPTS = ("asm_sysvec_", "asm_common_interrupt", "handle_softirqs")
+# Stock's, which do the same for whoever reads, writes or executes a file, and race for its times and credentials
+STOCK = ("touch_atime", "file_update_time", "alloc_bprm", "bprm_execve")
 DEFINITION = re.compile(r"\+(?:[A-Za-z_][\w ]*[ *]+)?(\w+)\((\w*)[^;]*$")
 HUNK = re.compile(r"@@ .* @@ (?:[A-Za-z_][\w ]*[ *]+)?(\w+)\((\w*)")
 
@@ -40,16 +42,16 @@ def ours(report: list[str], defined: set[str], changed: set[str]) -> bool:
     """Does a function of ours stand on a stack, or is one that we changed where the access is?"""
     # Whoever wrote did so by intent, as in data_race(): what counts is who reads
     unknown = any("race at unknown origin" in line for line in report)
-    top = interrupted = False
+    top = apart = False
     for line in report:
         if ACCESS.search(line):
-            top, interrupted = True, False
-        elif (match := FRAME.search(line)) and not interrupted:
+            top, apart = True, False
+        elif (match := FRAME.search(line)) and not apart:
             function = re.sub(r"^__(x64|ia32|se|do)_(compat_)?sys_", "sys_", match[1].split(".")[0])
             if function in defined and (top or not unknown) or top and function in changed:
                 return True
-            # What was interrupted has nothing to do with it
-            top, interrupted = False, match[1].startswith(INTERRUPTS)
+            # What was interrupted has nothing to do with it, nor who called stock's
+            top, apart = False, match[1].startswith(INTERRUPTS) or function in STOCK
     return False
 
 
