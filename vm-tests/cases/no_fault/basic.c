@@ -367,10 +367,10 @@ T(two_images)
 /* A second image, attached about when the first has been loaded: refused, or none of its pages is lost */
 T(image_at_the_end)
 {
-	int a = nf_image(20, 8), b = nf_image(21, 8), early = 0, late = 0, lost = 0;
+	int a = nf_image(20, 8), b = nf_image(21, 8), rounds = t_rounds(2000), early = 0, late = 0, lost = 0;
 
 	/* How long the first takes depends on the machine: as many rounds as it takes to see both */
-	for (int i = 0; i < 2000 || !early || !late; i++) {
+	for (int i = 0; i < rounds || !early || !late; i++) {
 		char *p = nf_map(16);
 		int uffd = nf_uffd();
 		struct uffdio_lazy_extent e = nf_extent(p + 8 * PG, 8, 0);
