@@ -45,8 +45,8 @@ EOF
 help_of() {
 	case $1 in
 	setup) echo "usage: ./build.sh setup [LIST]
-Installs the Debian packages named in packaging/deps/apt.txt that are missing, as root or with sudo. With fuzz, kselftest,
-packages or zdtm, those of that list in the same directory, too: tests and packages that need them ask for them." ;;
+Installs the Debian packages named in packaging/deps/apt.txt that are missing, as root or with sudo. With arm64, fuzz,
+kselftest, packages or zdtm, those of that list in the same directory, too: tests and packages that need them ask for them." ;;
 	fetch) echo "usage: ./build.sh fetch
 Finds the kernel source: the tarball of Debian's linux-source package, or the one that KERNEL_SRC names, and compares it
 with kernel-patches/UPSTREAM." ;;
@@ -58,7 +58,7 @@ Writes the commits of build/linux (or of DIR, after COMMIT) to kernel-patches. A
 \"Perdure-Patch: 125-area-what.patch\"; files of commits that have gone are removed." ;;
 	kernel) echo "usage: ./build.sh kernel [--profile P] [--kernel perdure|stock]
 Builds build/kernel/<kernel>-<profile>/vmlinux. Profiles: vm (tests and demo), debug (with the kernel's checkers), kcsan
-(which finds data races), bench (what ./build.sh bench counts on), off (the series applied, its options off); small (packages to test), server, server-debug, full, full-debug (what the packages hold). A stock kernel is the same configuration without the series." ;;
+(which finds data races), bench (what ./build.sh bench counts on), nfs (for the test nfs), off (the series applied, its options off); small (packages to test), server, server-debug, full, full-debug (what the packages hold). A stock kernel (vm, debug, bench) is the same configuration without the series." ;;
 	deb) echo "usage: ./build.sh deb [--profile P] [--dbg] [userspace|kernel|checksums]
 Builds Debian packages of the kernel (linux-image, linux-headers; --dbg: linux-image-dbg) and of the library and tools into
 dist/, with checksums, signed by the GnuPG key that PERDURE_SIGN_KEY names. Profiles: server, full (Debian's own
@@ -69,8 +69,10 @@ Builds RPM packages of the kernel and of the library and tools into dist/, from 
 Builds the library, the programs, and the tests' programs into build/userspace." ;;
 	demo) echo "usage: ./build.sh demo
 Builds what is missing and shows, in a virtual machine, downloads that survive the server's crash." ;;
-	bench) echo "usage: ./build.sh bench [NAME...] [--json FILE]
-Re-measures the tables in bench/; prints ours beside the goals." ;;
+	bench) echo "usage: ./build.sh bench [NAME...] [--json FILE] [--plot] [--here]
+Re-measures the tables in bench/; prints ours beside the goals. Names: restart, hread, unregistered, faults, loading, tracker,
+restore; all but the last when none is given. --plot draws them, too; --here runs them without a machine of their own, in wall
+time, to work on the programs." ;;
 	clean) echo "usage: ./build.sh clean
 Removes what was built under build/, but not the kernel's git tree." ;;
 	distclean) echo "usage: ./build.sh distclean

@@ -54,7 +54,7 @@ while [[ $# -gt 0 ]]; do
 	--check) check=yes ;;
 	--dbg) dbg=yes ;;
 	userspace | kernel | checksums) what=$1 ;;
-	*) die "usage: ./build.sh deb [--profile server|server-debug|full|full-debug] [--dbg] [userspace|kernel]" ;;
+	*) die "usage: ./build.sh deb [--profile server|server-debug|small|full|full-debug] [--dbg] [userspace|kernel|checksums]" ;;
 	esac
 	shift
 done

@@ -15,7 +15,7 @@ while [[ $# -gt 0 ]]; do
 	--profile=*) profile=${1#*=} ;;
 	--check) check=yes ;;
 	userspace | kernel) what=$1 ;;
-	*) die "usage: ./build.sh rpm [--profile server|server-debug|full|full-debug] [userspace|kernel]" ;;
+	*) die "usage: ./build.sh rpm [--profile server|server-debug|small|full|full-debug] [userspace|kernel]" ;;
 	esac
 	shift
 done

@@ -6,7 +6,9 @@ _perdurectl() {
 	local own='--child-id --burst --interval --quarantine --on-exit --core --heartbeat --listen --fresh --try --help'
 
 	for ((i = 1; i < COMP_CWORD; i++)); do
-		if [[ ${COMP_WORDS[i]} != -* ]]; then
+		if [[ ${COMP_WORDS[i]} == -n || ${COMP_WORDS[i]} == --lines ]]; then
+			((i++))
+		elif [[ ${COMP_WORDS[i]} != -* ]]; then
 			command=${COMP_WORDS[i]} at=$i
 			break
 		fi
@@ -14,7 +16,7 @@ _perdurectl() {
 	COMPREPLY=()
 	case $command in
 	'')
-		mapfile -t COMPREPLY < <(compgen -W 'list show log watch run check --json --help --version' -- "$cur")
+		mapfile -t COMPREPLY < <(compgen -W 'list show log watch run check --json --lines --help --version' -- "$cur")
 		;;
 	run)
 		for ((i = at + 1; i < COMP_CWORD; i++)); do
@@ -39,6 +41,7 @@ _perdurectl() {
 			mapfile -t COMPREPLY < <(compgen -c -- "$cur" | sort -u)
 		fi
 		;;
+	list | check) mapfile -t COMPREPLY < <(compgen -W --json -- "$cur") ;;
 	show | log | watch)
 		if [[ $cur == -* ]]; then
 			mapfile -t COMPREPLY < <(compgen -W "--json $([[ $command != log ]] || echo --lines)" -- "$cur")

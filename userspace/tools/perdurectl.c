@@ -173,7 +173,7 @@ static void explain(void)
 	if (version < 0 && errno == EOPNOTSUPP)
 		errx(FAILED, "it is switched off: sysctl kernel.restart.enabled=1");
 	if (version < 0)
-		err(FAILED, "a seccomp filter forbids our system calls: run this outside of the sandbox, or allow 500 to 511");
+		err(FAILED, "a seccomp filter forbids our system calls: run this outside of the sandbox, or allow 500 to 506");
 	if (access("/proc/self", F_OK))
 		errx(FAILED, "/proc is not mounted: mount -t proc proc /proc");
 }
@@ -553,14 +553,14 @@ static int check(int argc, char **argv)
 
 static void usage(FILE *to)
 {
-	fputs("usage: perdurectl [--json] COMMAND\n\n"
+	fputs("usage: perdurectl [--json] COMMAND\n"
+	      "       perdurectl run [OPTION...] [--] PROGRAM [ARGUMENT...]\n\n"
 	      "  list             the registered processes\n"
 	      "  show PID         all about one\n"
 	      "  log [-n N] [PID] what happened at the faults so far\n"
 	      "  watch [PID]      the same, as it happens\n"
-	      "  run [OPTION...] [--] PROGRAM [ARGUMENT...]\n"
-	      "                   a program that a fault restarts; perdurectl run --help\n"
-	      "  check            can this kernel do it?\n\n"
+	      "  check            can this kernel do it?\n"
+	      "  run              a program that a fault restarts; perdurectl run --help\n\n"
 	      "See perdurectl(1).\n", to);
 }
 
@@ -624,5 +624,7 @@ int main(int argc, char **argv)
 			err(FAILED, "writing");
 		return status;
 	}
+	if (!strcmp(command, "run"))
+		errx(USAGE, "run has to be the first word; it takes no --json");
 	errx(USAGE, "no such command: %s; there are list, show, log, watch, run and check", command);
 }

@@ -313,7 +313,7 @@ static void enroll(const char *path, char **argv)
 			unable("it is switched off: sysctl kernel.restart.enabled=1");
 			return;
 		case EPERM:
-			unable("a seccomp filter forbids our system calls (allow 500 to 511), or execve");
+			unable("a seccomp filter forbids our system calls (allow 500 to 506), or execve");
 			return;
 		case EINVAL:
 			unable("this kernel cannot register what is executed next: it is older than this program");
