@@ -262,8 +262,8 @@ def main() -> None:
     parser.add_argument("case", nargs="*")
     args = parser.parse_args()
     print(f"# seed {args.seed}; {SLOW} times the time")
-    cases = [rounds, damage, lost_disk, ahead, reload, changing]
-    run_cases([case for case in cases if not args.case or case.__name__ in args.case])
+    cases = {case.__name__: case for case in (rounds, damage, lost_disk, ahead, reload, changing)}
+    run_cases([cases[name] for name in args.case or cases])
 
 
 if __name__ == "__main__":
