@@ -193,8 +193,8 @@ struct reg_info {
 	 */
 	__s32 fault_tid;
 	/**
-	 * @suspect_fd: File descriptor that the faulting thread read from with
-	 * hread() last; if there is none, that any thread did; or -1.
+	 * @suspect_fd: File descriptor that the faulting thread passed to
+	 * hread() last; if there is none, that any thread passed last; or -1.
 	 */
 	__s32 suspect_fd;
 	/**
