@@ -9,6 +9,7 @@
 
 static char *area;		/* PAGES pages, all of them there */
 static char found[PAGES + 1];	/* what was touched: 'x' */
+static unsigned long tracked_ns, removals, removal_ns;	/* what tracking cost */
 
 static int start_of(pid_t pid)
 {
@@ -32,7 +33,7 @@ static void look(int fd)
 	T_OK(lseek(fd, 0, SEEK_SET));
 	f = fdopen(fd, "r");
 	T_ASSERT(f && fgets(line, sizeof(line), f));
-	T_EQ(sscanf(line, "# %15s", state), 1);
+	T_EQ(sscanf(line, "# %15s %lu %lu %lu", state, &tracked_ns, &removals, &removal_ns), 4);
 	T_STREQ(state, "stopped");
 	while (fgets(line, sizeof(line), f)) {
 		T_EQ(sscanf(line, "%lx-%lx", &low, &high), 2);
@@ -100,6 +101,9 @@ T(nothing_before_the_start)
 	fd = start_of(getpid());
 	stop(fd);
 	expect("");
+	T_ASSERT(tracked_ns);
+	T_EQ(removals, 0UL);
+	T_EQ(removal_ns, 0UL);
 }
 
 /* What was in the TLB at the start must be seen, too */
@@ -150,6 +154,8 @@ T(unmapped)
 	T_OK(munmap(area, 4 * t_page()));
 	stop(fd);
 	expect("..x");
+	T_EQ(removals, 1UL);
+	T_RANGE(removal_ns, 1UL, tracked_ns);
 }
 
 /* What is mapped there later is not in the checkpoint */
