@@ -8,7 +8,7 @@
 #define MS	1000000ull
 
 /* Slow machines get slow deadlines: a new generation has to start in one. */
-#define BEAT_MS	(unsigned int)(400 * (t_slow() > 1 ? 3 : 1))
+#define BEAT_MS	(unsigned int)(800 * (t_slow() > 1 ? 3 : 1))
 
 static T_UNUSED void policy(uint32_t flags, uint32_t burst, uint32_t interval_ms, uint64_t heartbeat_ns)
 {
