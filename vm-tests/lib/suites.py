@@ -25,6 +25,7 @@ NAMED = ("kcsan",)                          # only with --profile: another kerne
 SCALE = {"vm": 1, "off": 1, "debug": 5, "kcsan": 10}    # of the time limits: the checkers are slow
 MEMORY = {"vm": "1G", "off": "1G", "debug": "2G", "kcsan": "2G", "bench": "1G"}
 TAIL = 15                                   # lines shown of a failed case
+QUIET = 60                                  # seconds between signs of life, where there is no terminal
 HOST = "host"
 
 
@@ -167,6 +168,7 @@ class Report:
         self.buffer = b""
         self.case: dict | None = None
         self.text = ""
+        self.told = 0.0                     # when something was last said of the case
         self.done = False
         self.seen = 0                       # of this suite
         self.missing = sum(len(run.chosen) for run in runs)
@@ -195,9 +197,10 @@ class Report:
                 self.run = self.runs[event["suite"]]
                 self.begin()
         elif "begin" in event:
-            self.case, self.text = self.run.suite.cases[event["begin"]], ""
+            self.case, self.text, self.told = self.run.suite.cases[event["begin"]], "", time.monotonic()
         elif "text" in event:
             self.text += event["text"]
+            self.tell()
         elif "end" in event:
             self.finish(event["status"], event["why"], event["seconds"])
         elif "leaks" in event:
@@ -207,8 +210,21 @@ class Report:
         elif "done" in event:
             self.done = True
 
+    def tell(self) -> None:
+        """The last line that the case has said."""
+        assert self.case
+        last = self.text.rpartition("\n")[0].rpartition("\n")[2]
+        line = f"  ...  {self.run.suite.name}/{self.case['name']}  {''.join(c for c in last if c.isprintable())[:80]}"
+        if sys.stdout.isatty():
+            print(f"\r{line}\x1b[K", end="\r", flush=True)
+        elif time.monotonic() - self.told >= QUIET:
+            self.told = time.monotonic()
+            print(line, flush=True)
+
     def finish(self, status: int, why: str, seconds: float) -> None:
         assert self.case
+        if sys.stdout.isatty():
+            print("\x1b[K", end="")
         self.seen += 1
         self.missing -= 1
         text = self.text.encode("latin-1").decode(errors="replace")
