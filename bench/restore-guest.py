@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: GPL-2.0-or-later
 """In the guest of bench/run restore: checkpoints programs in the middle of their work, and restores each from each disk
-in four ways: CRIU, CRIU with its lazy-pages daemon, frem, frem --preload. Prints one JSON object for each restore.
+in four ways: CRIU, CRIU with its lazy-pages daemon, frem, frem --preload; from the first disk in a fifth: frem --preload of a
+checkpoint whose window had none before it to adapt to. Prints one JSON object for each restore.
 
 usage: restore-guest.py PROGRAM,… RATE…: the disks, /dev/vda and so on, by the MB/s that they read (0: no limit)
 """
@@ -249,18 +250,22 @@ class Watch(threading.Thread):
         super().__init__(daemon=True)
         self.pid, self.before, self.amount, self.stop = pid, before, second, False
         self.first = self.second = 0.0
+        self.begin = 0
         self.start()
 
     def run(self) -> None:
-        begin = 0
         while not self.second and not self.stop:
             done = progress(self.pid, self.before)
             if done and not self.first:
                 # What it appends goes behind what it wrote after the checkpoint: that is none of this work
-                self.first, begin = time.monotonic(), done
-            if self.first and done >= begin + self.amount:
+                self.begin, self.first = done, time.monotonic()
+            if self.first and done >= self.begin + self.amount:
                 self.second = time.monotonic()
             time.sleep(0.02)
+
+    def done(self) -> int:
+        """Bytes of its work until now"""
+        return max(0, progress(self.pid, self.before) - self.begin) if self.first else 0
 
 
 def end(pid: int) -> None:
@@ -314,7 +319,7 @@ def last_error(log: Path) -> str:
     return (re.findall(r"Error .*", log.read_text(errors="replace")) or [""])[-1]
 
 
-def restore(way: str, directory: Path, pid: int, second: float) -> dict:
+def restore(way: str, options: list[str], directory: Path, pid: int, second: float) -> dict:
     subprocess.run(["sh", "-c", "sync; echo 3 >/proc/sys/vm/drop_caches"], check=True)
     for program in ("criu", "frem"):    # the programs themselves are on no such disk
         subprocess.run([program, "--help"], stdout=subprocess.DEVNULL, check=False)
@@ -344,7 +349,7 @@ def restore(way: str, directory: Path, pid: int, second: float) -> dict:
             daemon.kill()
         result["faults"] = len(re.findall("#PF at", (work / "lazy.log").read_text()))
     else:
-        done = subprocess.run(["frem", "restore", "--json", "--dir", str(directory), *way.split()[1:]],
+        done = subprocess.run(["frem", "restore", "--json", "--dir", str(directory), *options],
                               stdout=subprocess.PIPE, check=True, timeout=900)
         whole = time.monotonic() - begin
         told = json.loads(done.stdout)
@@ -355,6 +360,7 @@ def restore(way: str, directory: Path, pid: int, second: float) -> dict:
         result["faults"] = told["loader"]["faults"]
         result["loader"] = told["loader"]
         result["phases"] = {"started": whole - told["loaded_s"], **told["phases"]}
+    done_meanwhile = watch.done()
     result["read"] = read_from(directory) - read
     end_of_watch = time.monotonic() + 60
     while not watch.second and time.monotonic() < end_of_watch and os.path.exists(f"/proc/{pid}"):
@@ -362,6 +368,9 @@ def restore(way: str, directory: Path, pid: int, second: float) -> dict:
     watch.stop = True
     result["work"] = watch.first - begin if watch.first else None
     result["second"] = watch.second - begin if watch.second else None
+    # How much later it is, when all is loaded, than if all had been there since it ran: its own pace right afterwards says so
+    after = pace(pid) if os.path.exists(f"/proc/{pid}") else 0
+    result["cost"] = result["loaded"] - result["running"] - done_meanwhile / after if after else None
     end(pid)
     return result
 
@@ -382,7 +391,7 @@ def measure(name: str, disks: list[tuple[str, Path]]) -> None:
     second = pace(process.pid)
     try:
         # The windows adapt to the checkpoint before
-        checkpoint(process.pid, former, disks[0][0], None)
+        first = checkpoint(process.pid, former, disks[0][0], None)
         for rate, place in disks:
             told[rate] = checkpoint(process.pid, place / name, rate, former)
         if process.poll() is not None:
@@ -390,19 +399,19 @@ def measure(name: str, disks: list[tuple[str, Path]]) -> None:
     finally:
         process.kill()
         process.wait()
-    for rate, place in disks:
-        taken = told[rate]
-        for way in ("CRIU", "lazy-pages", "frem", "frem --preload"):
-            try:
-                result = restore(way, place / name, process.pid, second)
-            except (Skip, subprocess.SubprocessError) as e:
-                result = {"failed": str(e).strip()}
-                end(process.pid)
-            print(json.dumps({"bench": "restore", "program": name, "rate": rate, "way": way, "bytes": taken["bytes"],
-                              "touched": taken["touched_bytes"], "window": taken.get("window_s"), "dump": taken["dump_s"],
-                              **result}), flush=True)
-        shutil.rmtree(place / name)
-    shutil.rmtree(former)
+    ways = [(rate, way, options, place / name, told[rate]) for rate, place in disks for way, options in (
+        ("CRIU", []), ("lazy-pages", []), ("frem", []), ("frem --preload", ["--preload"]))]
+    for rate, way, options, directory, taken in [*ways, (disks[0][0], "conservative", ["--preload"], former, first)]:
+        try:
+            result = restore(way, options, directory, process.pid, second)
+        except (Skip, subprocess.SubprocessError) as e:
+            result = {"failed": str(e).strip()}
+            end(process.pid)
+        print(json.dumps({"bench": "restore", "program": name, "rate": rate, "way": way, "bytes": taken["bytes"],
+                          "touched": taken["touched_bytes"], "window": taken.get("window_s"), "dump": taken["dump_s"],
+                          "tracking": taken["tracking"], **result}), flush=True)
+    for directory in former, *(place / name for _, place in disks):
+        shutil.rmtree(directory)
 
 
 def main() -> None:
