@@ -173,15 +173,15 @@ def bars(title: str, names: list[str], sides: dict[str, list[float]], file: Path
         axes.bar([x + 0.8 / len(sides) * (n - (len(sides) - 1) / 2) for x in range(len(names))], values, 0.76 / len(sides), label=side)
     axes.set_xticks(range(len(names)), names, rotation=30)
     axes.set_ylabel(title, fontsize="small")
-    axes.legend()
+    axes.legend(ncols=len(sides), loc="lower center", bbox_to_anchor=(0.5, 1), fontsize="small")
     figure.savefig(file, dpi=120)
 
 
 def lines(title: str, rows: list[dict], file: Path) -> None:
     from matplotlib.figure import Figure
     axes = (figure := Figure(figsize=(9, 5), layout="constrained")).subplots()
-    for r in rows:
-        axes.plot(HOURS, [r["value"], *r["peers"].values()], marker=".", label=r["case"])
+    for n, r in enumerate(rows):    # there are ten colours
+        axes.plot(HOURS, [r["value"], *r["peers"].values()], "-" if n < 10 else "--", marker=".", label=r["case"])
     axes.set_xscale("log")
     axes.axhline(0, color="grey", linewidth=0.8)
     axes.set_xlabel("hours between two failures")
