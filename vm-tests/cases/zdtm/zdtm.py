@@ -16,6 +16,7 @@ from pathlib import Path
 
 TOP = Path(os.environ["PERDURE_TOP"])
 BUILD = Path(os.environ["PERDURE_BUILD"])
+VMLINUX = Path(os.environ.get("PERDURE_VMLINUX") or BUILD / "kernel" / "perdure-vm" / "vmlinux")
 sys.path.insert(0, str(TOP / "vm-tests" / "lib"))
 import splats  # noqa: E402
 import vm  # noqa: E402
@@ -100,7 +101,7 @@ def main() -> None:
 
     job = vm.Job(["python3", str(Path(__file__).resolve().parent / "inside.py"), str(PLACE / "tests.json")], "/",
                  vm.environment(PERDURE_GUEST="1"))
-    result = vm.run(job, vm.Machine(BUILD / "kernel" / "perdure-vm" / "vmlinux", console, memory="3G", timeout=3600), hear, err.extend)
+    result = vm.run(job, vm.Machine(VMLINUX, console, memory="3G", timeout=3600), hear, err.extend)
     said = {entry["name"]: entry for entry in map(json.loads, out.decode().splitlines())}
     problems = [result.why or err.decode()[-400:]] if result.status else []
     problems += splats.scan(console, died=bool(result.why))
