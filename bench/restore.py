@@ -40,10 +40,14 @@ def rows_of(programs: list[str], rates: list[str], results: list[dict]) -> list[
 
 
 def checkpoints(label: str, cases: dict[str, Ways]) -> list[dict]:
-    return [row(f"Checkpoints (Table 2): {label}", program, ours["bytes"] / 1e6, "MB",
-                peers={"touched MB": round(ours["touched"] / 1e6, 1), "touched %": round(100 * ours["touched"] / ours["bytes"], 1),
-                       "window s": ours["window"], "dump s": ours["dump"]})
-            for program, ours in ((program, ways["frem"]) for program, ways in cases.items())]
+    rows = []
+    for program, ways in cases.items():
+        ours = ways["frem"]
+        rows.append(row(f"Checkpoints (Table 2): {label}", program, ours["bytes"] / 1e6, "MB",
+                        peers={"touched MB": round(ours["touched"] / 1e6, 1),
+                               "touched %": round(100 * ours["touched"] / ours["bytes"], 1),
+                               "window s": ours["window"], "dump s": ours["dump"]}))
+    return rows
 
 
 def times(label: str, cases: dict[str, Ways]) -> list[dict]:

@@ -116,7 +116,7 @@ def one(place: Path) -> None:
     assert 0.07 < share < 0.12, taken
     cost = taken["tracking"]
     assert all(0 < cost[key] < taken["window_s"] for key in ("start_s", "stop_s", "store_s")), cost
-    assert cost["removals"] >= 0 and (cost["removal_s"] > 0) == (cost["removals"] > 0), cost
+    assert cost["removals"] or not cost["removal_s"], cost      # told in microseconds: one may take none
     before = target.rounds()
     wait("it goes on", lambda: target.rounds() > before)
     target.end()
