@@ -33,7 +33,9 @@ def rows_of(programs: list[str], rates: list[str], results: list[dict]) -> list[
                  if {"frem", "CRIU"} <= found.get((rate, program), {}).keys()}
         if cases:
             label, numbers = label_of(rate), NUMBERED.get(rate, ("", "", ""))
-            rows += [*checkpoints(label, cases), *times(label, cases), *ratios(label, cases, LATENCY.get(rate)),
+            # The conservative window is compared with the adaptive one only
+            usual = {program: {way: one for way, one in ways.items() if way != "conservative"} for program, ways in cases.items()}
+            rows += [*checkpoints(label, cases), *times(label, usual), *ratios(label, usual, LATENCY.get(rate)),
                      *tracking(label + numbers[0], cases), *loading(label + numbers[1], cases),
                      *windows(label, cases), *lifetimes(label + numbers[2], cases)]
     return rows
@@ -56,7 +58,7 @@ def times(label: str, cases: dict[str, Ways]) -> list[dict]:
                       ("Time to a second's work", "second"), ("Time to fully loaded", "loaded")):
         for program, ways in cases.items():
             rows.append(row(f"{what}: {label}", program, ways["frem"][key], "s",
-                            peers={way: round(ways[way][key] or 0, 3) for way in ways if way not in ("frem", "conservative")}))
+                            peers={way: round(ways[way][key] or 0, 3) for way in ways if way != "frem"}))
     for program, ways in cases.items():
         rows.append(row(f"Read from the disk: {label}", program, ways["frem"]["read"] / 1e6, "MB",
                         peers={way: round(ways[way]["read"] / 1e6, 1) for way in ("CRIU", "lazy-pages") if way in ways}))
@@ -69,8 +71,8 @@ def times(label: str, cases: dict[str, Ways]) -> list[dict]:
 def ratios(label: str, cases: dict[str, Ways], latency: float | None) -> list[dict]:
     rows = []
     for what, key, goal in (("Restart latency", "running", latency), ("Time to a second's work", "second", None)):
-        each = {program: {way: ways[way][key] / ways["CRIU"][key] for way in ways if way != "conservative"}
-                for program, ways in cases.items() if all(one[key] for way, one in ways.items() if way != "conservative")}
+        each = {program: {way: ways[way][key] / ways["CRIU"][key] for way in ways} for program, ways in cases.items()
+                if all(one[key] for one in ways.values())}
         if each:
             # A peer's mean is of the programs with which it did not fail
             every = {way: [one[way] for one in each.values() if way in one] for ways in cases.values() for way in ways}
