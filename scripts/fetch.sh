@@ -6,10 +6,6 @@ set -euo pipefail
 # shellcheck source=scripts/lib.sh
 . "$(dirname "$0")/lib.sh"
 
-pin() {
-	awk -v key="$1" '$1 == key { print $2 }' "$PATCHES/UPSTREAM"
-}
-
 package=$(pin package)
 tarball=${KERNEL_SRC:-/usr/src/$package.tar.xz}
 [[ -f $tarball ]] || die "$tarball is missing: install the package $package (./build.sh setup), or set KERNEL_SRC to a tarball of Linux $(pin version)"
@@ -21,8 +17,6 @@ if [[ -f $CACHE/source && $(sed -n 3p "$CACHE/source") == "$identity" ]]; then
 fi
 mkdir -p "$CACHE"
 sum=$(sha256sum "$tarball" | cut -d ' ' -f 1)
-if [[ $sum != "$(pin sha256)" ]]; then
-	say "warning: $tarball is not the pinned Linux $(pin version); using it as long as the series applies"
-fi
+pinned "$sum" || say "warning: $tarball is not the pinned Linux $(pin version); using it as long as the series applies"
 printf '%s\n' "$tarball" "$sum" "$identity" >"$CACHE/source"
 say "fetch: $tarball"

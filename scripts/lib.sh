@@ -43,6 +43,16 @@ need() {
 	[[ ${#missing[@]} == 0 ]] || die "missing tools: ${missing[*]}; run ./build.sh setup"
 }
 
+# What kernel-patches/UPSTREAM says; of checksums, a line each
+pin() {
+	awk -v key="$1" '$1 == key { print $2 }' "$PATCHES/UPSTREAM"
+}
+
+# pinned CHECKSUM: is it that of a source which the series is written for?
+pinned() {
+	pin sha256 | grep -qxF "$1"
+}
+
 # need_space DIR MEGABYTES WHAT
 need_space() {
 	local free

@@ -4,6 +4,7 @@
  * random instants, and looks in each generation whether all that belongs together is there.
  */
 #include <perdure.h>
+#include <sys/mount.h>
 
 #include "../lib/t.h"
 

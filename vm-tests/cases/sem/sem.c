@@ -3,6 +3,7 @@
 #include "sem.h"
 
 #include <pthread.h>
+#include <sys/mount.h>
 
 /* ---- without a restart ---- */
 
