@@ -59,12 +59,13 @@ Writes the commits of build/linux (or of DIR, after COMMIT) to kernel-patches. A
 	kernel) echo "usage: ./build.sh kernel [--profile P] [--kernel perdure|stock]
 Builds build/kernel/<kernel>-<profile>/vmlinux. Profiles: vm (tests and demo), debug (with the kernel's checkers), kcsan
 (which finds data races), bench (what ./build.sh bench counts on), nfs (for the test nfs), off (the series applied, its options off); small (packages to test), server, server-debug, full, full-debug (what the packages hold). A stock kernel (vm, debug, bench) is the same configuration without the series." ;;
-	deb) echo "usage: ./build.sh deb [--profile P] [--dbg] [userspace|kernel|checksums]
+	deb) echo "usage: ./build.sh deb [--profile P] [--dbg] [--unpinned] [userspace|kernel|checksums]
 Builds Debian packages of the kernel (linux-image, linux-headers; --dbg: linux-image-dbg) and of the library and tools into
 dist/, with checksums, signed by the GnuPG key that PERDURE_SIGN_KEY names. Profiles: server, full (Debian's own
-configuration: hours), server-debug, full-debug." ;;
-	rpm) echo "usage: ./build.sh rpm [--profile P] [userspace|kernel]
-Builds RPM packages of the kernel and of the library and tools into dist/, from the same kernel build as deb." ;;
+configuration: hours), server-debug, full-debug. A kernel source that kernel-patches/UPSTREAM does not name is packaged
+with --unpinned only." ;;
+	rpm) echo "usage: ./build.sh rpm [--profile P] [--unpinned] [userspace|kernel]
+Builds RPM packages of the kernel and of the library and tools into dist/, from the same kernel build as deb. --unpinned as there." ;;
 	userspace) echo "usage: ./build.sh userspace
 Builds the library, the programs, and the tests' programs into build/userspace." ;;
 	demo) echo "usage: ./build.sh demo
@@ -196,6 +197,7 @@ deb | rpm)
 	fi
 	[[ $(uname -m) == x86_64 ]] || die "$verb: this is $(uname -m); packages are built on x86_64, for x86_64"
 	setup packages
+	[[ " $* " =~ \ (userspace|checksums)\  ]] || "$TOP/scripts/fetch.sh"
 	"$TOP/scripts/$verb.sh" --check "$@"
 	[[ " $* " =~ \ (userspace|checksums)\  ]] || kernel perdure "$profile"
 	"$TOP/scripts/$verb.sh" "$@"

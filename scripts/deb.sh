@@ -46,19 +46,22 @@ kernel() {
 	mv "$tree"/../*.deb "$work/kernel/"
 }
 
-what=all profile=server dbg=no check=
+what=all profile=server dbg=no check='' unpinned=''
 while [[ $# -gt 0 ]]; do
 	case $1 in
 	--profile) profile=${2:-}; shift $(($# > 1)) ;;
 	--profile=*) profile=${1#*=} ;;
 	--check) check=yes ;;
+	--unpinned) unpinned=yes ;;
 	--dbg) dbg=yes ;;
 	userspace | kernel | checksums) what=$1 ;;
-	*) die "usage: ./build.sh deb [--profile server|server-debug|small|full|full-debug] [--dbg] [userspace|kernel|checksums]" ;;
+	*) die "usage: ./build.sh deb [--profile server|server-debug|small|full|full-debug] [--dbg] [--unpinned]" \
+		"[userspace|kernel|checksums]" ;;
 	esac
 	shift
 done
 shipped "$profile"
+[[ $what != @(all|kernel) ]] || trusted
 [[ -z $check ]] || exit 0
 lock dist
 if [[ $what == all || $what == userspace ]]; then

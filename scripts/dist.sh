@@ -23,6 +23,23 @@ shipped() {
 		die "no packages of the profile $1: there are server, server-debug, full, full-debug and small"
 }
 
+# trusted: the kernel's source is one that the series is written for. Packages go to others, who cannot see the warning.
+trusted() {
+	local sum sums
+	# What was found now, and what the tree in build/linux has been made of
+	sums=$({ sed -n 2p "$CACHE/source"; sed 's/,.*//' "$LINUX/.git/perdure-source"; } 2>/dev/null || true)
+	for sum in $sums; do
+		if pinned "$sum"; then
+			continue
+		elif [[ -n $unpinned ]]; then
+			say "warning: packages of a kernel source that is not the pinned Linux $(pin version): $sum"
+		else
+			die "the kernel source is not the pinned Linux $(pin version), but $sum (kernel-patches/UPSTREAM): take that one" \
+				"by KERNEL_SRC, or package this one all the same with --unpinned"
+		fi
+	done
+}
+
 # export_source DIR: what the userspace packages are built from, less what git ignores; all of one age, whenever it was checked out
 export_source() {
 	mkdir -p "$1"

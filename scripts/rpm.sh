@@ -8,18 +8,20 @@ set -euo pipefail
 # shellcheck source=scripts/dist.sh
 . "$(dirname "$0")/dist.sh"
 
-what=all profile=server check=
+what=all profile=server check='' unpinned=''
 while [[ $# -gt 0 ]]; do
 	case $1 in
 	--profile) profile=${2:-}; shift $(($# > 1)) ;;
 	--profile=*) profile=${1#*=} ;;
 	--check) check=yes ;;
+	--unpinned) unpinned=yes ;;
 	userspace | kernel) what=$1 ;;
-	*) die "usage: ./build.sh rpm [--profile server|server-debug|small|full|full-debug] [userspace|kernel]" ;;
+	*) die "usage: ./build.sh rpm [--profile server|server-debug|small|full|full-debug] [--unpinned] [userspace|kernel]" ;;
 	esac
 	shift
 done
 shipped "$profile"
+[[ $what != @(all|kernel) ]] || trusted
 [[ -z $check ]] || exit 0
 need rpmbuild
 [[ $(uname -m) == x86_64 ]] || die "rpm: this is $(uname -m); packages are built on x86_64, for x86_64"

@@ -164,6 +164,30 @@ def arguments() -> None:
             run(TOP / "scripts/kernel.sh", "--profile", "nonsense", ok=1)
 
 
+def unpinned() -> None:
+    """A kernel source that the series is not written for is not packaged, unless that is asked for."""
+    tree = copy()
+    shutil.copy(TOP / "kernel-patches/UPSTREAM", tree / "kernel-patches")
+    other = WORK / "linux-source-6.12.tar.xz"
+    other.write_bytes(b"another one")
+    env = {"KERNEL_SRC": str(other)}
+    for verb in "deb", "rpm":
+        for what in [], ["kernel"]:
+            text = run(tree / "build.sh", verb, *what, ok=1, env=env)
+            assert "the kernel source is not the pinned Linux 6.12" in text and "--unpinned" in text, text
+            assert not (tree / "build/linux").exists()
+        # Then it is that nothing can be unpacked from it
+        text = run(tree / "build.sh", verb, "--unpinned", ok=1, env=env)
+        assert "warning: packages of a kernel source that is not" in text and "unpack the kernel source failed" in text, text
+    # Nor a kernel that was built of it before
+    run(tree / "scripts/fetch.sh")
+    (tree / "build/linux/.git").mkdir(parents=True)
+    (tree / "build/linux/.git/perdure-source").write_text("0123abc, as unpacked by recipe 2\n")
+    for verb in "deb", "rpm":
+        assert "is not the pinned" in run(tree / f"scripts/{verb}.sh", "kernel", ok=1)
+    run(tree / "scripts/deb.sh", "--check", "userspace")
+
+
 def scripts() -> None:
     """The maintainer scripts refuse a full /boot and name what is missing, and what will keep the kernel from starting."""
     secure = WORK / "SecureBoot-8be4df61-93ca-11d2-aa0d-00e098032b8c"
@@ -217,7 +241,7 @@ def machine() -> None:
     assert "take a Perdure kernel" in run(program, "--kernel", image, "true", ok=125, env=env)
 
 
-PARTS = {"configurations": [configs, unmet], "userspace": [debs, rpms, signed], "refusals": [architecture, distribution, arguments, scripts],
+PARTS = {"configurations": [configs, unmet], "userspace": [debs, rpms, signed], "refusals": [architecture, distribution, arguments, unpinned, scripts],
          "machine": [machine]}
 
 if __name__ == "__main__":
