@@ -25,6 +25,7 @@ NAMED = ("kcsan",)                          # only with --profile: another kerne
 SCALE = {"vm": 1, "off": 1, "debug": 5, "kcsan": 10}    # of the time limits: the checkers are slow
 MEMORY = {"vm": "1G", "off": "1G", "debug": "2G", "kcsan": "2G", "bench": "1G"}
 TAIL = 15                                   # lines shown of a failed case
+SLOWEST = 10                                # cases named at the end
 QUIET = 60                                  # seconds between signs of life, where there is no terminal
 HOST = "host"
 
@@ -99,8 +100,13 @@ def brief(suite: Suite, profile: str) -> list[str] | None:
     return None if not cases else [] if len(cases) == len(suite.cases) else cases
 
 
-def choose(suites: dict[str, Suite], names: list[str], profile: str | None) -> list[Run]:
-    """A name is SUITE or SUITE/CASE. Host first, then a kernel after the other, slow ones last."""
+def choose(suites: dict[str, Suite], names: list[str], profile: str | None, given: bool = False) -> list[Run]:
+    """
+    A name is SUITE or SUITE/CASE. Host first, then a kernel after the other, slow ones last. A kernel that was given is one
+    kernel: nothing runs twice on it, and nothing waits for what only the checking kernels have.
+    """
+    if given and not names:
+        profile = profile or PROFILES[0]
     runs: list[Run] = []
     suites = {name: suite for name, suite in suites.items() if vm.ARCH in suite.archs}
     wanted: dict[str, list[str]] = {}
@@ -112,7 +118,7 @@ def choose(suites: dict[str, Suite], names: list[str], profile: str | None) -> l
     for name, only in wanted.items():
         suite = suites[name]
         # Another architecture's checking kernel only when it is asked for: emulated, it takes long
-        one = suite.where == HOST or vm.ARCH != "x86_64" and not profile
+        one = suite.where == HOST or not profile and (given or vm.ARCH != "x86_64")
         profiles = suite.profiles[:1] if one else suite.profiles
         for p in profiles:
             if p == profile or not profile and p not in NAMED:
@@ -160,8 +166,9 @@ class Kernels:
 class Report:
     """Follows the runner's events, of one suite after the other; prints a line per case; keeps the whole as KTAP."""
 
-    def __init__(self, runs: list[Run]) -> None:
+    def __init__(self, runs: list[Run], times: list[tuple[float, str]]) -> None:
         self.runs = runs
+        self.times = times
         self.run = runs[0]
         self.total = ktap.Verdict()
         self.problems: list[str] = []       # failures beside the cases'
@@ -235,6 +242,7 @@ class Report:
             verdict.failed = [f for f in verdict.failed if not f.startswith("exit status")] + [why]
         name = self.case["name"]
         print(f"  {verdict.word:4} {self.run.suite.name}/{name}  {verdict.counts()}  {seconds:.1f} s", flush=True)
+        self.times.append((seconds, f"{self.run.suite.name}/{name} ({self.run.place})"))
         print(f"# Subtest: {name}", file=self.file)
         for line in text.splitlines():
             print(f"  {line}", file=self.file)
@@ -299,7 +307,7 @@ def together(runs: list[Run], args: argparse.Namespace) -> list[list[Run]]:
     return [list(group) for _, group in groupby(runs, key)]
 
 
-def execute(runs: list[Run], args: argparse.Namespace) -> ktap.Verdict:
+def execute(runs: list[Run], args: argparse.Namespace, times: list[tuple[float, str]]) -> ktap.Verdict:
     run = runs[0]
     scale, vmlinux = SCALE[run.profile], args.vmlinux
     minutes = run.suite.minutes and (args.minutes or run.suite.minutes)
@@ -310,7 +318,7 @@ def execute(runs: list[Run], args: argparse.Namespace) -> ktap.Verdict:
     if args.seed is not None:
         env["PERDURE_SEED"] = str(args.seed)
     run.log.parent.mkdir(parents=True, exist_ok=True)
-    report = Report(runs)
+    report = Report(runs, times)
     limit = sum(one.suite.timeout_s for one in runs) * scale + minutes * 60 * len(run.chosen)
     if run.suite.where == HOST:
         ours = vm.environment()
@@ -369,7 +377,7 @@ def main(argv: list[str]) -> int:
     args = parser.parse_args(argv)
     try:
         suites = discover(args.cases.resolve())
-        runs = choose(suites, args.names, args.profile)
+        runs = choose(suites, args.names, args.profile, bool(args.vmlinux))
     except LookupError as e:
         print(f"test: {e.args[0]}", file=sys.stderr)
         return 2
@@ -381,17 +389,23 @@ def main(argv: list[str]) -> int:
         return 0
 
     start = time.monotonic()
+    waited = 0.0
+    times: list[tuple[float, str]] = []
     total = ktap.Verdict()
     # In the order in which they are needed
     kernels = Kernels([] if args.vmlinux else list(dict.fromkeys(place for run in runs for place in run.kernels)))
+    waited += time.monotonic() - start
     try:
         for group in together(runs, args):
+            before = time.monotonic()
             try:
                 kernels.wait(group[0].kernels)
             except vm.Error as e:
                 total.failed += [f"{run.label}: {e}" for run in group]
                 continue
-            verdict = execute(group, args)
+            finally:
+                waited += time.monotonic() - before
+            verdict = execute(group, args, times)
             total.passed += verdict.passed
             total.skipped += verdict.skipped
             total.failed += verdict.failed
@@ -402,7 +416,12 @@ def main(argv: list[str]) -> int:
     if total.failed:
         print("\nFailed:")
         print("\n".join(f"  {failure}" for failure in total.failed))
-    print(f"\n{len(runs)} runs in {time.monotonic() - start:.0f} s")
+    if len(times) > SLOWEST:
+        print("\nSlowest:")
+        print("\n".join(f"  {seconds:7.1f} s  {name}" for seconds, name in sorted(times, reverse=True)[:SLOWEST]))
+    took, cases = time.monotonic() - start, sum(seconds for seconds, _ in times)
+    print(f"\n{len(runs)} runs in {took:.0f} s: {cases:.0f} in cases, {waited:.0f} for kernels, "
+          f"{took - cases - waited:.0f} for guests to begin and end")
     skipped = f", {total.skipped} skipped" if total.skipped else ""
     print(f"{total.passed} passed, {len(total.failed)} failed{skipped}")
     return 1 if total.failed or not total.passed else 0

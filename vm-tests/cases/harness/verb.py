@@ -67,7 +67,26 @@ def hangs() -> None:
 def names() -> None:
     """A suite that is not there: one line that lists them, status 2"""
     status, text = test("nope")
-    equal((status, text), (2, "test: no such suite: nope; there are bad, dies, good, hangs, splat\n"))
+    equal((status, text), (2, "test: no such suite: nope; there are bad, dies, good, hangs, many, splat, twice\n"))
+
+
+def one_kernel() -> None:
+    """A kernel that is given runs a suite once, however many profiles that lists; with a profile, as what that says"""
+    for arguments in ((), ("--profile", "vm")):
+        status, text = test("twice", *arguments)
+        equal((status, last(text)), (0, "2 passed, 0 failed"))
+        assert "twice (perdure-vm)" in text and "perdure-debug" not in text, text
+
+
+def slowest() -> None:
+    """The end says which cases were the slowest, when there are many, and where the rest of the time went"""
+    status, text = test("many")
+    equal((status, last(text)), (0, "13 passed, 0 failed"))
+    shown = re.findall(r"^ +([\d.]+) s  (\S+) \(perdure-vm\)$", text, re.M)
+    equal((len(shown), shown[0][1]), (10, "many/slow"))
+    equal(shown, sorted(shown, key=lambda line: -float(line[0])))
+    assert re.search(r"^1 runs in \d+ s: \d+ in cases, 0 for kernels, \d+ for guests to begin and end$", text, re.M), text
+    assert "Slowest" not in test("good")[1]
 
 
 def nothing() -> None:
@@ -76,4 +95,4 @@ def nothing() -> None:
     equal((status, last(text)), (1, "0 passed, 1 failed"))
 
 
-main(good, one_case, bad, splat, dies, hangs, names, nothing)
+main(good, one_case, bad, splat, dies, hangs, names, one_kernel, slowest, nothing)
