@@ -429,6 +429,20 @@ def refusals(place: Path) -> None:
     target.end()
 
 
+@case
+def private_directory(place: Path) -> None:
+    """where the socket and the FIFOs are, nobody else gets in"""
+    target = Target(place, megabytes=1)
+    frem("checkpoint", str(target.pid), "--dir", str(place / "dir"), "--no-track", "--kill")
+    target.process.wait()
+    with before_criu(place, f'stat -c "%a %u" "$FREM_DIR" >{place}/mode; ls "$FREM_DIR" >{place}/names'):
+        frem("restore", "--dir", str(place / "dir"))
+    assert (place / "mode").read_text() == "700 0\n", (place / "mode").read_text()
+    assert not LAZY or "lazy-pages.socket" in (place / "names").read_text(), (place / "names").read_text()
+    target.check()
+    target.end()
+
+
 def run_cases(chosen: list[Callable[[Path], None]]) -> None:
     """Each in a directory of its own."""
     print(f"KTAP version 1\n1..{len(chosen)}")

@@ -3,6 +3,7 @@
 """Every file of the repository: licence, white space, links, and what the linters say of it."""
 
 import ast
+import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -91,6 +92,23 @@ def orphans() -> Iterator[str]:
             yield f"docs/{name} is not linked from docs/index.md"
 
 
+def tests_named() -> Iterator[str]:
+    """The threat model says which test refuses what, as `suite/case test`: it is there."""
+    page = TOP / "docs/design/security.md"
+    found = re.findall(r"`([a-z_]+)/([a-z_-]+)(?: (\w+))?`", page.read_text())
+    if len(found) < 50:
+        yield f"{rel(page)} names {len(found)} tests only"
+    for suite, case, test in found:
+        place = TOP / "vm-tests/cases" / suite
+        cases = json.loads((place / "suite.json").read_text())["cases"] if place.is_dir() else []
+        if case not in [one["name"] for one in cases]:
+            yield f"{rel(page)}: there is no case {suite}/{case}"
+            continue
+        defined = rf"\b(TV?|T_LIMIT|ROW)\({test}\b|^(def|    def) {test}\("
+        if test and not any(re.search(defined, file.read_text(), re.M) for file in (*place.glob("*.c"), *place.glob("*.py"))):
+            yield f"{rel(page)}: {suite}/{case} has no test {test}"
+
+
 def shell_scripts() -> list[Path]:
     return [p for p in tracked() if p.suffix == ".sh"
             or re.match(rb"#!.*\b(ba|da)?sh\b", p.read_bytes()[:40].split(b"\n")[0])]
@@ -129,4 +147,4 @@ def manual_pages() -> Iterator[str]:
 
 
 if __name__ == "__main__":
-    main(spdx, licence_texts, white_space, links, orphans, shellcheck, python, typed, manual_pages)
+    main(spdx, licence_texts, white_space, links, orphans, tests_named, shellcheck, python, typed, manual_pages)
