@@ -22,6 +22,7 @@ usage: ./build.sh VERB [OPTIONS]
 
   demo                     set up, build, boot, and show the main job: a service crashes, its client never notices
   test [SUITE...]          set up, build, and run the test suites in virtual machines
+  mutate                   put mistakes into a copy of the code, and see which of them the suites notice
   run -- CMD...            run CMD as root in a virtual machine that sees this machine's files, copy-on-write
   shell                    the same, with a terminal
   bench [NAME...]          re-measure the project's figures
@@ -176,6 +177,10 @@ test)
 		esac
 	done
 	exec python3 "$TOP/vm-tests/run" test "$@"
+	;;
+mutate)
+	[[ " $* " == *" --list "* || " $* " == *" --check "* ]] || { patched --keep && setup; }
+	exec python3 "$TOP/vm-tests/mutate/mutate" "$@"
 	;;
 demo)
 	kernel perdure vm

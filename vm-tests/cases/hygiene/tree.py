@@ -5,10 +5,14 @@
 import ast
 import json
 import re
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 from ktap import TOP, main, output, rel, tracked
+
+sys.path.insert(0, str(TOP / "vm-tests" / "lib"))
+import mistakes  # noqa: E402
 
 # No place for a comment, or not ours to change. A patch carries the licence of each file that it adds.
 NO_SPDX = re.compile(r"(VERSION|UPSTREAM|kernel-patches/series|LICENSES/.*|.*\.(json|patch|txt))$")
@@ -109,6 +113,11 @@ def tests_named() -> Iterator[str]:
             yield f"{rel(page)}: {suite}/{case} has no test {test}"
 
 
+def mistakes_fit() -> Iterator[str]:
+    """Each mistake of ./build.sh mutate applies to the code as it is, at one place."""
+    yield from mistakes.check(mistakes.load(), TOP)
+
+
 def shell_scripts() -> list[Path]:
     return [p for p in tracked() if p.suffix == ".sh"
             or re.match(rb"#!.*\b(ba|da)?sh\b", p.read_bytes()[:40].split(b"\n")[0])]
@@ -147,4 +156,4 @@ def manual_pages() -> Iterator[str]:
 
 
 if __name__ == "__main__":
-    main(spdx, licence_texts, white_space, links, orphans, tests_named, shellcheck, python, typed, manual_pages)
+    main(spdx, licence_texts, white_space, links, orphans, tests_named, mistakes_fit, shellcheck, python, typed, manual_pages)
