@@ -26,11 +26,12 @@ static char *read_text(const struct descriptor *d)
 	ssize_t n;
 	int fd;
 
-	fd = openat(d->dir, NAME, O_RDONLY | O_CLOEXEC);
+	fd = openat(d->dir, NAME, O_RDONLY | O_NOFOLLOW | O_CLOEXEC);
 	if (fd < 0 && errno == ENOENT)
 		die("%s/" NAME " is missing: not a checkpoint of frem, or one that was not finished", d->path);
 	if (fd < 0 || fstat(fd, &st))
 		die("%s/" NAME ": %m", d->path);
+	trust_file(d->path, NAME, fd);
 	text = grow(NULL, 0, st.st_size + 1);
 	while ((n = read(fd, text + done, st.st_size - done)) > 0)
 		done += n;
@@ -125,9 +126,7 @@ void descriptor_load(struct descriptor *d, const char *dir)
 	*d = (struct descriptor){ .path = realpath(dir, NULL) };
 	if (!d->path)
 		d->path = strdup(dir);
-	d->dir = open(d->path, O_PATH | O_DIRECTORY | O_CLOEXEC);
-	if (d->dir < 0)
-		die("%s: %s", d->path, errno == ENOENT ? "not a checkpoint of frem: there is no such directory" : strerror(errno));
+	d->dir = trust_directory(dir);
 	for (line = read_text(d); *line; line = next) {
 		next = strchrnul(line, '\n');
 		if (*next)
@@ -170,11 +169,12 @@ static void check_image(const struct descriptor *d, const struct image *image, b
 	FILE *file;
 	int fd;
 
-	fd = openat(d->dir, image->name, O_RDONLY | O_CLOEXEC);
+	fd = openat(d->dir, image->name, O_RDONLY | O_NOFOLLOW | O_CLOEXEC);
 	if (fd < 0 && errno == ENOENT)
 		die("%s/%s is missing", d->path, image->name);
 	if (fd < 0 || fstat(fd, &st))
 		die("%s/%s: %m", d->path, image->name);
+	trust_file(d->path, image->name, fd);
 	if ((uint64_t)st.st_size != image->size)
 		die("%s/%s has %jd bytes instead of %" PRIu64 ": it was truncated or changed", d->path, image->name,
 		    (intmax_t)st.st_size, image->size);

@@ -117,6 +117,25 @@ static int verify(const char *dir, bool json)
 	return EXIT_SUCCESS;
 }
 
+/* Now, and not only when it is restored */
+static void warn_of_options(char **argv)
+{
+	const char **trusted;
+	size_t nr = 0;
+
+	while (*argv && strcmp(*argv, "--"))
+		argv++;
+	if (!*argv++)
+		return;
+	while (argv[nr])
+		nr++;
+	trusted = calloc(nr + 1, sizeof(*trusted));
+	if (!trusted)
+		die("out of memory");
+	trusted_options(argv, nr, trusted);
+	free(trusted);
+}
+
 int main(int argc, char **argv)
 {
 	enum { DIR = 1, PLAIN, CHECK, DETACH, PRELOAD, JSON, HELP, FOR_RESTORE = 4 };
@@ -140,6 +159,8 @@ int main(int argc, char **argv)
 		usage(stdout);
 		return EXIT_SUCCESS;
 	}
+	if (!strcmp(verb, "checkpoint"))
+		warn_of_options(argv);
 	if (!strcmp(verb, "checkpoint") || !strcmp(verb, "stat"))
 		exec_part(argv);
 	if (!verifies && strcmp(verb, "restore")) {

@@ -58,6 +58,11 @@ struct restore_options {
 void descriptor_load(struct descriptor *d, const char *dir);
 void descriptor_check(const struct descriptor *d, bool whole);
 
+/* trust.c; who cannot be trusted ends the program */
+int trust_directory(const char *dir);
+void trust_file(const char *dir, const char *name, int fd);
+size_t trusted_options(char **options, size_t nr, const char **trusted);
+
 /* restore.c */
 int restore(const char *dir, const struct restore_options *opt);
 

@@ -232,8 +232,7 @@ static void spawn_criu(bool lazily)
 	argv[nr++] = part("frem-hook");
 	if (lazily)
 		argv[nr++] = "--lazy-pages";
-	for (size_t i = 0; i < run.d->nr_options; i++)
-		argv[nr++] = run.d->options[i];
+	nr += trusted_options(run.d->options, run.d->nr_options, argv + nr);
 	for (char **one = run.opt->criu; *one; one++)
 		argv[nr++] = *one;
 

@@ -443,6 +443,104 @@ def private_directory(place: Path) -> None:
     target.end()
 
 
+@case
+def of_others(place: Path) -> None:
+    """what others can write to, or exchange, is not restored"""
+    nobody = 65534
+    target = Target(place)
+    good = place / "good"
+    frem("checkpoint", str(target.pid), "--dir", str(good), "--kill")
+    target.process.wait()
+    number = 0
+
+    def refused(what: str, change: Callable[[Path], Path | None], why: str) -> None:
+        nonlocal number
+        number += 1
+        parent = place / f"parent{number}"
+        parent.mkdir()
+        bad = parent / "c"
+        shutil.copytree(good, bad)
+        named = change(bad) or bad
+        _, text = frem("restore", "--dir", str(named), status=1)
+        assert why in text, (what, text)
+        assert not os.path.exists(f"/proc/{target.pid}"), f"{what}: restored all the same"
+        os.chdir(parent)
+        _, text = frem("restore", "--dir", os.path.relpath(named), status=1)
+        os.chdir("/")
+        assert why in text, (what, text)
+
+    def mode(bits: int, name: str = ".") -> Callable[[Path], None]:
+        return lambda bad: next(bad.glob(name)).chmod(bits) if name != "." else bad.chmod(bits)
+
+    def owner(name: str, user: int = nobody) -> Callable[[Path], None]:
+        return lambda bad: os.chown(next(bad.glob(name)) if name != "." else bad, user, 0)
+
+    written, another = "can be written by others", "belongs to another user"
+    refused("the directory", mode(0o777), written)
+    refused("the directory, of a group", mode(0o770), written)
+    refused("the directory, sticky", mode(0o1777), written)
+    refused("the directory's owner", owner("."), another)
+    refused("the parent", lambda bad: bad.parent.chmod(0o777), written)
+    refused("the parent's owner", lambda bad: os.chown(bad.parent, nobody, 0), another)
+    for name in "frem.descriptor", "pages-1.img", "core-*.img":
+        refused(name, mode(0o666, name), written)
+        refused(f"the owner of {name}", owner(name), another)
+
+    def image_elsewhere(bad: Path) -> None:
+        (bad / "pages-1.img").rename(bad.parent / "pages")
+        (bad / "pages-1.img").symlink_to(bad.parent / "pages")
+
+    def link_of_others(bad: Path) -> Path:
+        os.symlink("c", bad.parent / "latest")
+        os.lchown(bad.parent / "latest", nobody, 0)
+        return bad.parent / "latest"
+
+    def link_in_open(bad: Path) -> Path:
+        (bad.parent / "open").mkdir()
+        (bad.parent / "open").chmod(0o777)
+        (bad.parent / "open/link").symlink_to(bad.parent)
+        (bad.parent / "to").symlink_to("open/link/../parent" + str(number) + "/c")
+        return bad.parent / "to"
+
+    refused("a link as image", image_elsewhere, "Too many levels of symbolic links")
+    refused("a link of others", link_of_others, another)
+    refused("a link where others write", link_in_open, written)
+
+    # Others cannot exchange what is ours in a sticky directory; a link of ours is as good as we are
+    sticky = place / "sticky"
+    sticky.mkdir()
+    sticky.chmod(0o1777)
+    shutil.copytree(good, sticky / "c")
+    (place / "latest").symlink_to("sticky/../sticky/c/")
+    os.chdir(place)
+    frem("restore", "--dir", "latest")
+    os.chdir("/")
+    target.check()
+    target.end()
+
+
+@case
+def asked_of_criu(place: Path) -> None:
+    """of the options for CRIU in a checkpoint, a restore passes on those that it knows, and no program to run"""
+    target = Target(place)
+    script = place / "script"
+    script.write_text(f'#!/bin/sh\n: >{place}/ran-$CRTOOLS_SCRIPT_ACTION\n')
+    script.chmod(0o700)
+    options = ["--shell-job", "--action-script", str(script), "--ghost-limit", "1234567", "--timeout=77", "--action-scr", str(script), "-l"]
+    _, text = frem("checkpoint", str(target.pid), "--dir", str(place / "c"), "--kill", "--", *options)
+    target.process.wait()
+    assert "does not take --action-script" in text and (place / "ran-post-dump").exists(), text
+    assert f"criu_option {script}" in (place / "c/frem.descriptor").read_text()
+    with before_criu(place, f'[ "$1" != restore ] || echo "$*" >{place}/argv'):
+        _, text = frem("restore", "--dir", str(place / "c"))
+    given = (place / "argv").read_text()
+    assert "does not take --action-scr:" not in text and text.count("does not take") == 4, text
+    assert not list(place.glob("ran-*restore")) and str(script) not in given, given
+    assert "--shell-job --ghost-limit 1234567 --timeout=77 -l" in given, given
+    target.check()
+    target.end()
+
+
 def run_cases(chosen: list[Callable[[Path], None]]) -> None:
     """Each in a directory of its own."""
     print(f"KTAP version 1\n1..{len(chosen)}")

@@ -52,7 +52,7 @@ def run(test: dict, *how: str) -> dict:
     place = Path("/tmp/zdtm") / test["name"]
     shutil.rmtree(place, ignore_errors=True)
     place.mkdir(parents=True)
-    place.chmod(0o777)
+    place.chmod(0o1777)     # frem restores nothing from where others can exchange it
     pidfile, outfile = place / "pid", place / "out"
     with (place / "said").open("wb") as said:
         started = subprocess.run([test["program"], f"--pidfile={pidfile}", f"--outfile={outfile}"], cwd=place,
