@@ -50,7 +50,7 @@ static struct daemon {
 	int go;				/* another: it may go on */
 	int listener, connection, event;
 	pid_t criu;			/* 0: not running */
-	pid_t root;			/* the restored process, as we see it; 0: not known yet */
+	bool complete;			/* CRIU has made all processes */
 	char refused[256];		/* why nothing runs, and CRIU may do it alone */
 	char broken[256];		/* nobody can */
 	atomic_bool resumed;
@@ -108,40 +108,6 @@ static void release(void)
 	atomic_store(&run.resumed, true);
 }
 
-static bool has_namespace(pid_t pid)
-{
-	struct stat ours, its;
-	char path[32];
-
-	snprintf(path, sizeof(path), "/proc/%d/ns/pid", pid);
-	return stat("/proc/self/ns/pid", &ours) || stat(path, &its) || ours.st_ino != its.st_ino;
-}
-
-/* Before CRIU has come to its last stage it ends them itself, when it is refused; from then on all of them are there. */
-static void kill_processes(void)
-{
-	struct process *p;
-
-	if (run.root <= 0)
-		return;
-	if (has_namespace(run.root)) {
-		/* The numbers in the images are not ours, and all others end with its first process */
-		kill(run.root, SIGKILL);
-		return;
-	}
-	for (p = run.d->processes; p < run.d->processes + run.d->nr_processes; p++)
-		kill(p->pid, SIGKILL);
-}
-
-/* The first process, once CRIU has come to its last stage */
-static void read_root(void)
-{
-	char text[16] = "";
-
-	if (read(run.stages, text, sizeof(text) - 1) > 0)
-		run.root = atoi(text);
-}
-
 static void remove_dir(void)
 {
 	DIR *dir = opendir(run.dir);
@@ -154,23 +120,16 @@ static void remove_dir(void)
 	rmdir(run.dir);
 }
 
-/* CRIU, if it still runs, gets the time to end what it has begun. */
+/* CRIU, if it still runs, gets the time to end what it has begun: nobody will let it go on. */
 static void clean_up(void)
 {
 	if (run.criu > 0) {
 		refuse();
-		kill_processes();
-		if (run.root > 0)
-			release();
-		for (int i = 0; i < 100 && !waitpid(run.criu, NULL, WNOHANG); i++) {
+		close(run.go);
+		close(run.connection);
+		close(run.listener);
+		for (int i = 0; i < 100 && !waitpid(run.criu, NULL, WNOHANG); i++)
 			usleep(50000);
-			if (run.root > 0 || run.stages < 0)
-				continue;
-			read_root();
-			kill_processes();
-			if (run.root > 0)
-				release();
-		}
 	}
 	remove_dir();
 }
@@ -244,7 +203,7 @@ static void spawn_criu(bool lazily)
 		dup2(null, STDIN_FILENO);
 		close(null);
 		setenv("FREM_DIR", run.dir, 1);
-		setenv("FREM_STAGE", lazily ? "pre-resume" : "", 1);
+		setenv("FREM_STAGE", lazily ? "post-restore" : "", 1);
 		execvp("criu", (char **)argv);
 		_exit(127);
 	}
@@ -294,13 +253,29 @@ static void complain(int status)
 	exec_part(argv);
 }
 
+static struct process *find(pid_t pid)
+{
+	for (size_t i = 0; i < run.d->nr_processes; i++)
+		if (run.d->processes[i].pid == pid)
+			return &run.d->processes[i];
+	return NULL;
+}
+
+/* What CRIU has killed is to be gone, for its numbers. In a PID namespace of their own they are not ours, and CRIU waits itself. */
+static void wait_until_gone(void)
+{
+	if (!run.complete || find(1))
+		return;
+	for (size_t i = 0, n = 0; i < run.d->nr_processes && n < 100; i++)
+		for (; !kill(run.d->processes[i].pid, 0) && n < 100; n++)
+			usleep(50000);
+}
+
 static void restore_plain(void)
 {
 	int status;
 
-	/* What the attempt before has killed is to be gone, for its numbers */
-	for (int i = 0; i < 100 && run.root > 0 && !kill(run.root, 0); i++)
-		usleep(50000);
+	wait_until_gone();
 	unlink(in_dir("no"));	/* of the attempt before, if there was one */
 	spawn_criu(false);
 	status = wait_for_criu();
@@ -441,14 +416,6 @@ static int attach(struct process *process)
 	return err;
 }
 
-static struct process *find(pid_t pid)
-{
-	for (size_t i = 0; i < run.d->nr_processes; i++)
-		if (run.d->processes[i].pid == pid)
-			return &run.d->processes[i];
-	return NULL;
-}
-
 static void receive(void)
 {
 	struct process *process;
@@ -541,7 +508,28 @@ static void start_loading(void)
 	if (interrupted)
 		stop();
 	why(run.broken, "%s", strerror(errno));
-	kill_processes();
+}
+
+/*
+ * CRIU has made all processes, and none has run yet. This is the last stage at which CRIU ends them when we refuse, or have
+ * died: all of them have to be the kernel's by now, for what it does not know of would be zeros.
+ */
+static void complete(void)
+{
+	const struct process *p;
+	char text[16];
+
+	run.complete = read(run.stages, text, sizeof(text)) > 0;
+	lap(CRIU);
+	for (p = run.d->processes; p < run.d->processes + run.d->nr_processes && !*run.refused; p++)
+		if (p->nr_lazy && !is_lazy(p))
+			why(run.refused, "process %d: CRIU has not handed over its memory", p->pid);
+	if (!*run.refused)
+		start_loading();
+	if (*run.refused || *run.broken)
+		refuse();
+	lap(TOUCHED);
+	release();
 }
 
 /* Until CRIU has ended. */
@@ -560,22 +548,15 @@ static int serve(void)
 		fds[SOCKET].fd = run.connection >= 0 ? run.connection : run.listener;
 		if (poll(fds, 3, -1) < 0 && errno != EINTR)
 			die("poll: %m");
-		if (interrupted)
+		/* Once released it cannot be undone, but is over soon */
+		if (interrupted > atomic_load(&run.resumed))
 			stop();
 		/* First: what CRIU has sent before it came to the stage */
 		if (fds[SOCKET].revents) {
 			receive();
 		} else if (fds[STAGE].revents & POLLIN) {
 			fds[STAGE].fd = -1;
-			read_root();
-			lap(CRIU);
-			/* A stage that fails here CRIU only takes note of */
-			if (*run.refused)
-				kill_processes();
-			else
-				start_loading();
-			lap(TOUCHED);
-			release();
+			complete();
 		} else if (fds[ENDED].revents) {
 			close(fds[ENDED].fd);
 			return wait_for_criu();

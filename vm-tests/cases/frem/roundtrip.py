@@ -59,6 +59,22 @@ def before_criu(place: Path, line: str) -> Iterator[None]:
         os.environ["PATH"] = path
 
 
+@contextlib.contextmanager
+def preloaded(**how: object) -> Iterator[None]:
+    """What frem-late.so does to frem."""
+    added = {"LD_PRELOAD": str(TARGET.with_name("frem-late.so")), **{f"FREM_{key.upper()}": str(value) for key, value in how.items()}}
+    os.environ |= added
+    try:
+        yield
+    finally:
+        for key in added:
+            del os.environ[key]
+
+
+def criu_runs() -> bool:
+    return not subprocess.run(["pgrep", "-x", "criu"], stdout=subprocess.DEVNULL).returncode
+
+
 class Target:
     def __init__(self, place: Path, children: int = 0, megabytes: int = MEGABYTES, more: tuple[str, ...] = ()) -> None:
         self.place = place / "state"
@@ -179,6 +195,53 @@ def leaving(place: Path) -> None:
 
 
 @case
+def left(place: Path) -> None:
+    """what the kernel says of a process that has ended while it was loaded is no failure"""
+    if not LAZY:
+        return
+    target = Target(place, children=1)
+    frem("checkpoint", str(target.pid), "--dir", str(place / "c"), "--kill")
+    target.process.wait()
+    with preloaded(left=1):
+        result, _ = frem("restore", "--dir", str(place / "c"), "--json")
+    assert result["loader"]["state"] == "complete" and result["loader"]["error"] == 0, result
+    target.check()
+    target.end()
+
+
+@case
+def frem_dies(place: Path) -> None:
+    """frem is killed at each step of a restore: the process never runs, or is as it was"""
+    if not LAZY:
+        return
+    target = Target(place, children=1)
+    frem("checkpoint", str(target.pid), "--dir", str(place / "c"), "--kill")
+    target.process.wait()
+    logs = Path("/tmp")
+    ran = []
+    for step in range(1, 100):
+        for path in *target.place.glob("*check*"), *logs.glob("frem-restore-*.log"):
+            path.unlink()
+        before = [target.rounds(n) for n in range(2)]
+        with preloaded(die=step):
+            done = subprocess.run(["frem", "restore", "--dir", str(place / "c"), "--", "-v4"], stdin=subprocess.DEVNULL,
+                                  stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        assert done.returncode in (0, -signal.SIGKILL), (step, done.returncode)
+        wait("CRIU has ended", lambda: not criu_runs())
+        # What runs on zeros ends at once, too
+        ran += [done.returncode == 0 or any("Tasks resumed" in path.read_text(errors="replace")
+                                            for path in logs.glob("frem-restore-*.log"))]
+        if ran[-1]:
+            wait(f"step {step}: it goes on", lambda: [target.rounds(n) for n in range(2)] > before)
+            target.check()
+        target.end()
+        if ran[-1] and (done.returncode == 0 or ran.count(True) > 3):
+            break
+    print(f"# it did not run {ran.count(False)} times, and was right {ran.count(True)} times")
+    assert ran.count(False) >= 8 and ran.count(True) > 1, ran
+
+
+@case
 def not_lazily(place: Path) -> None:
     """where CRIU fails with pages to come later, it restores without them"""
     target = Target(place, children=1)
@@ -199,11 +262,8 @@ def too_late(place: Path) -> None:
     target = Target(place, children=1)
     frem("checkpoint", str(target.pid), "--dir", str(place / "c"), "--window", "0.2")
     target.end()
-    os.environ |= {"LD_PRELOAD": str(TARGET.with_name("frem-late.so")), "FREM_LATE": str(2 * SLOW)}
-    try:
+    with preloaded(late=2 * SLOW):
         result, text = frem("restore", "--dir", str(place / "c"), "--json")
-    finally:
-        del os.environ["LD_PRELOAD"], os.environ["FREM_LATE"]
     assert result["mode"] == "plain" and "Too many open files" in text, (result, text)
     target.check()
     target.end()
@@ -316,7 +376,7 @@ def killed(place: Path) -> None:
         assert process.wait() == status, (number, process.returncode)
         before = target.rounds()
         wait("it goes on", lambda: target.rounds() > before)
-        wait("CRIU has ended", lambda: subprocess.run(["pgrep", "-x", "criu"], stdout=subprocess.DEVNULL).returncode)
+        wait("CRIU has ended", lambda: not criu_runs())
     frem("checkpoint", str(target.pid), "--dir", str(place / "c"), "--window", "0.2")
     target.end()
     frem("restore", "--dir", str(place / "c"))
@@ -335,12 +395,11 @@ def interrupted(place: Path) -> None:
         for delay in range(6):
             process = subprocess.Popen(["frem", "restore", "--dir", str(place / "c"), mode], stdin=subprocess.DEVNULL,
                                        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-            wait("CRIU works", lambda: process.poll() is not None or not
-                 subprocess.run(["pgrep", "-x", "criu"], stdout=subprocess.DEVNULL).returncode)
+            wait("CRIU works", lambda: process.poll() is not None or criu_runs())
             time.sleep(delay * 0.1 * SLOW)
             process.send_signal(signal.SIGTERM)
             status = process.wait()
-            wait("CRIU has ended", lambda: subprocess.run(["pgrep", "-x", "criu"], stdout=subprocess.DEVNULL).returncode)
+            wait("CRIU has ended", lambda: not criu_runs())
             assert status in (0, 130), status
             # Perhaps it was too late
             if status == 0:
