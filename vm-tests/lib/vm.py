@@ -84,9 +84,9 @@ class Machine:
 
 @dataclass
 class Drive:
-    """A disk of the guest, /dev/vda and so on; what it reads in a second may be limited."""
+    """A disk of the guest, /dev/vda and so on; what it reads in a second may be limited, and as much what it writes."""
     file: Path
-    read_rate: int = 0      # bytes; 0: no limit
+    rate: int = 0       # bytes; 0: no limit
 
 
 @dataclass
@@ -231,7 +231,7 @@ def command_line(job: Job, machine: Machine, accel: str, initrd: str, ports: dic
                            + ("" if writable else ",readonly=on"),
                  "-device", f"virtio-9p-pci,fsdev=rw{number},mount_tag=rw{number}"]
     for number, drive in enumerate(machine.drives):
-        limit = f",throttling.bps-read={drive.read_rate}" if drive.read_rate else ""
+        limit = f",throttling.bps-read={drive.rate},throttling.bps-write={drive.rate}" if drive.rate else ""
         # Nothing on it outlives the run: the host need not write it out
         args += ["-drive", f"file={value(drive.file)},format=raw,if=none,id=drive{number},cache=unsafe{limit}",
                  "-device", f"virtio-blk-pci,drive=drive{number}"]
