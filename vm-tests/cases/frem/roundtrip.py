@@ -3,6 +3,7 @@
 """Checkpoints and restores a process that knows its memory, and damages checkpoints."""
 
 import contextlib
+import errno
 import importlib.machinery
 import importlib.util
 import json
@@ -306,6 +307,18 @@ def newer_page_maps(place: Path) -> None:
 
 
 @case
+def cannot_tell(place: Path) -> None:
+    """where it may not see whether a process is loaded, it does not take it for loaded"""
+    if not LAZY:
+        return
+    code = "import sys; from importlib.machinery import SourceFileLoader as L; L('m', sys.argv[1]).load_module().await_loaded(1)"
+    source = Path(os.environ["PERDURE_TOP"]) / "userspace/frem/frem-checkpoint"
+    done = subprocess.run(["setpriv", "--reuid=65534", "--clear-groups", "--inh-caps=-all", "python3", "-Wignore", "-c", code, str(source)],
+                          capture_output=True, text=True)
+    assert done.returncode == 1 and "PermissionError" in done.stderr and "/proc/1/lazy_loader" in done.stderr, done.stderr
+
+
+@case
 def unmarked(place: Path) -> None:
     """where CRIU marks nothing to come later, for a stack pointer at the start of a page, frem does; locked memory comes first"""
     for name, children in (("aligned", 0), ("aligned", 1), ("locked", 0), ("locked", 1)):
@@ -315,6 +328,11 @@ def unmarked(place: Path) -> None:
         frem("checkpoint", str(target.pid), "--dir", str(below / "c"), "--window", "0.5")
         target.end()
         frem("verify", "--dir", str(below / "c"))
+        # What is on the disk is not changed any more
+        for line in (below / "c/frem.descriptor").read_text().splitlines():
+            if line.startswith("image "):
+                _, image, _, mtime, *_ = line.split(" ")
+                assert (below / "c" / image).stat().st_mtime_ns == int(mtime), line
         result, text = frem("restore", "--dir", str(below / "c"), "--json")
         all_locked = name == "locked" and not children
         assert result["mode"] == ("lazy" if LAZY and not all_locked else "plain"), (name, children, result, text)
@@ -349,6 +367,9 @@ def periodic(place: Path) -> None:
     process = subprocess.Popen(["frem", "checkpoint", str(target.pid), "--dir", str(place / "c"), "--every", "100", "--window", "99"],
                                stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     wait("the window", lambda: (place / "c/000010/frem.descriptor").exists())
+    # What is complete is the latest, although the window has not ended
+    wait("it is the latest", lambda: os.readlink(place / "c/latest") == "000010")
+    assert "the window had not ended" in (place / "c/000010/frem.descriptor").read_text()
     process.terminate()
     assert process.wait() == 128 + signal.SIGTERM, process.returncode
     target.end()
@@ -358,6 +379,75 @@ def periodic(place: Path) -> None:
         target.end()
         for path in target.place.glob("*check*"):
             path.unlink()
+
+
+@case
+def goes_on(place: Path) -> None:
+    """checkpoints at intervals go on after some that failed, which is said, and end with the process"""
+    target = Target(place)
+    directory = place / "c"
+    fails = f'[ "$1" != dump ] || {{ echo >>{place}/tries; [ $(wc -l <{place}/tries) -gt 2 ] || {{ : >"$5/pages-1.img"; exit 1; }}; }}'
+    options = ["checkpoint", str(target.pid), "--dir", str(directory), "--window", "0.1", "--every"]
+    with before_criu(place, fails):
+        _, text = frem(*options, "0.5", "--count", "4", status=1)
+    assert "000001 failed, 1 of 1" in text and "000002 failed, 2 of 2" in text and "2 of 4 checkpoints failed" in text, text
+    # Of the failures the last one stays, without its images
+    assert sorted(path.name for path in directory.iterdir()) == ["000002", "000003", "000004", "latest"]
+    assert not list((directory / "000002").glob("*.img")) and os.readlink(directory / "latest") == "000004"
+    process = subprocess.Popen(["frem", *options, "0.1"], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    wait("it goes on", lambda: os.readlink(directory / "latest") > "000005")
+    os.killpg(target.pid, signal.SIGKILL)
+    target.process.wait()
+    _, text = process.communicate(timeout=60 * SLOW)
+    assert process.returncode == 1 and f"process {target.pid} has ended; the last checkpoint is" in text, text
+    target.end()
+    frem("restore", "--dir", str(directory / "latest"))
+    target.check()
+    target.end()
+
+
+def tracked(pid: int) -> bool:
+    """Whether somebody else tracks what it touches."""
+    fd = os.open(f"/proc/{pid}/touched_set", os.O_RDWR)
+    try:
+        os.write(fd, b"start")
+        return False
+    except OSError as e:
+        assert e.errno == errno.EBUSY, e
+        return True
+    finally:
+        os.close(fd)
+
+
+@case
+def slow_disk(place: Path) -> None:
+    """the window ends when it should, however long the disk takes; what the disk has before the checkpoint counts"""
+    target = Target(place)
+    synced, hold, directory = place / "synced", place / "synced.hold", place / "new/and/new"
+    hold.touch()
+    with preloaded(synced=synced):
+        process = subprocess.Popen(["frem", "checkpoint", str(target.pid), "--dir", str(directory), "--window", "1", "--json"],
+                                   stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True)
+    # Of the new directories; then the images, while the window is open
+    wait("it writes", synced.exists)
+    hold.unlink()
+    wait("it has written directories", lambda: (directory / "dump.log").exists())
+    hold.touch()
+    wait("it writes images", lambda: ".img" in synced.read_text())
+    wait("the window ends", lambda: not tracked(target.pid))
+    # All of the memory is touched, too late
+    (target.place / "check").touch()
+    wait("it has compared", lambda: (target.place / "0.checked").exists() and (target.place / "0.checked").read_text())
+    assert not (directory / "frem.descriptor").exists()
+    hold.unlink()
+    taken = json.loads(process.communicate()[0])
+    assert process.returncode == 0 and taken["tracked"] and 1 <= taken["window_s"] < 1 + SLOW, taken
+    assert 0.07 < taken["touched_bytes"] / (MEGABYTES << 20) < 0.12, taken
+    done = synced.read_text().splitlines()
+    assert {str(place), str(place / "new"), str(place / "new/and"), str(directory)} <= set(done), done
+    first = next(n for n, name in enumerate(done) if name.startswith(str(directory / "frem.descriptor")))
+    assert {str(path) for path in directory.glob("*.img")} <= set(done[:first]), done
+    target.end()
 
 
 @case
