@@ -15,7 +15,6 @@
 #define NAME		"frem.descriptor"
 #define MAGIC		"frem-descriptor"
 #define VERSION		"2"
-#define PIECE		(1 << 20)	/* of an image, for one checksum */
 
 /* Its text without the first line, which is right */
 static char *read_text(const struct descriptor *d)
@@ -86,6 +85,20 @@ static void add_image(struct descriptor *d, char *line)
 		image->sums = grow(image->sums, image->nr_sums, sizeof(*image->sums));
 		image->sums[image->nr_sums++] = number(&line, 16);
 	}
+	image->checked = calloc(image->nr_sums + 1, sizeof(*image->checked));
+	if (!image->checked)
+		die("out of memory");
+}
+
+static void add_written(struct descriptor *d, char *line)
+{
+	struct written *file;
+
+	d->written = grow(d->written, d->nr_written, sizeof(*d->written));
+	file = &d->written[d->nr_written++];
+	file->size = number(&line, 10);
+	file->owner = number(&line, 10);
+	file->path = line;
 }
 
 static void add_process(struct descriptor *d, char *line)
@@ -143,6 +156,8 @@ void descriptor_load(struct descriptor *d, const char *dir)
 			add_process(d, line);
 		} else if (!strcmp(key, "image")) {
 			add_image(d, line);
+		} else if (!strcmp(key, "written")) {
+			add_written(d, line);
 		} else if (!strcmp(key, "criu_option")) {
 			d->options = grow(d->options, d->nr_options, sizeof(*d->options));
 			d->options[d->nr_options++] = line;
@@ -161,9 +176,22 @@ void descriptor_load(struct descriptor *d, const char *dir)
 	}
 }
 
-static void check_image(const struct descriptor *d, const struct image *image, bool whole)
+const struct image *descriptor_image(const struct descriptor *d, const char *name)
 {
-	static unsigned char piece[PIECE];
+	for (size_t i = 0; i < d->nr_images; i++)
+		if (!strcmp(d->images[i].name, name))
+			return &d->images[i];
+	die("%s/" NAME " is damaged: it says nothing of %s", d->path, name);
+}
+
+uint32_t image_sum(const void *piece, size_t len)
+{
+	return crc32_z(0, piece, len);
+}
+
+static void check_image(const struct descriptor *d, struct image *image, bool whole)
+{
+	static unsigned char piece[IMAGE_PIECE];
 	struct stat st;
 	size_t n = 0;
 	FILE *file;
@@ -190,12 +218,13 @@ static void check_image(const struct descriptor *d, const struct image *image, b
 		die("%s/%s: %m", d->path, image->name);
 	setvbuf(file, NULL, _IONBF, 0);
 	for (size_t i = 0; i < image->nr_sums; i++) {
-		n = fread(piece, 1, PIECE, file);
+		n = fread(piece, 1, IMAGE_PIECE, file);
 		if (ferror(file))
 			die("%s/%s: %m", d->path, image->name);
-		if (crc32_z(0, piece, n) != image->sums[i])
-			die("%s/%s was changed or damaged near byte %zu", d->path, image->name, i * PIECE);
+		if (image_sum(piece, n) != image->sums[i])
+			die("%s/%s was changed or damaged near byte %zu", d->path, image->name, i * IMAGE_PIECE);
 	}
+	image->whole = true;
 	fclose(file);
 }
 
@@ -203,7 +232,7 @@ static void check_image(const struct descriptor *d, const struct image *image, b
  * Sizes and the small images always. Page images when asked for, and when their time is not the one known: reading them is
  * what a restore wants to avoid.
  */
-void descriptor_check(const struct descriptor *d, bool whole)
+void descriptor_check(struct descriptor *d, bool whole)
 {
 	for (size_t i = 0; i < d->nr_images; i++)
 		check_image(d, &d->images[i], whole);

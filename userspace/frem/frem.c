@@ -24,6 +24,8 @@ static void usage(FILE *to)
 	      "      --preload     let nothing run before what it touches first is loaded\n"
 	      "      --plain       with CRIU alone, which reads everything first\n"
 	      "      --check       check all of the images first\n"
+	      "      --verify      check them while it runs\n"
+	      "      --set-back    cut files that have grown since the checkpoint, and keep what was added\n"
 	      "      --detach      return when it runs, do not wait until it is loaded\n"
 	      "      --json        machine-readable\n", to);
 }
@@ -138,13 +140,15 @@ static void warn_of_options(char **argv)
 
 int main(int argc, char **argv)
 {
-	enum { DIR = 1, PLAIN, CHECK, DETACH, PRELOAD, JSON, HELP, FOR_RESTORE = 4 };
+	enum { DIR = 1, PLAIN, CHECK, DETACH, PRELOAD, JSON, HELP, SET_BACK, VERIFY, FOR_RESTORE = 6 };
 	static const struct option options[] = {
-		/* Four are for restore alone */
+		/* Six are for restore alone */
 		{ "plain", no_argument, NULL, PLAIN },
 		{ "check", no_argument, NULL, CHECK },
 		{ "detach", no_argument, NULL, DETACH },
 		{ "preload", no_argument, NULL, PRELOAD },
+		{ "set-back", no_argument, NULL, SET_BACK },
+		{ "verify", no_argument, NULL, VERIFY },
 		{ "dir", required_argument, NULL, DIR },
 		{ "json", no_argument, NULL, JSON },
 		{ "help", no_argument, NULL, HELP },
@@ -185,6 +189,12 @@ int main(int argc, char **argv)
 		case PRELOAD:
 			opt.preload = true;
 			break;
+		case SET_BACK:
+			opt.set_back = true;
+			break;
+		case VERIFY:
+			opt.verify = true;
+			break;
 		case JSON:
 			opt.json = true;
 			break;
@@ -196,6 +206,10 @@ int main(int argc, char **argv)
 		}
 	}
 	opt.criu = argv + 1 + optind;
+	if (opt.detach && opt.verify) {
+		fputs("frem restore: --verify ends when all is loaded: not with --detach\n", stderr);
+		return USAGE;
+	}
 	if (!dir || (*opt.criu && (verifies || strcmp(opt.criu[-1], "--")))) {
 		usage(stderr);
 		return USAGE;

@@ -9,12 +9,17 @@
 #include <stdint.h>
 #include <sys/types.h>
 
+#define PAGE		4096
+#define IMAGE_PIECE	(1 << 20)	/* for one checksum */
+
 /* One file of CRIU's */
 struct image {
 	char *name;
 	uint64_t size;
 	uint64_t mtime_ns;
-	uint32_t *sums;			/* CRC-32 of each MiB */
+	uint32_t *sums;			/* CRC-32 of each piece */
+	bool *checked;			/* those that are right */
+	bool whole;			/* all are */
 	size_t nr_sums;
 };
 
@@ -29,6 +34,13 @@ struct process {
 	struct uffdio_range *eager;	/* what CRIU reads itself, by offset */
 	size_t nr_eager;
 	int uffd;			/* -1: CRIU has not handed it over */
+};
+
+/* A file that the processes were writing */
+struct written {
+	char *path;
+	uint64_t size;
+	uid_t owner;
 };
 
 /* frem-descriptor(5) */
@@ -47,21 +59,33 @@ struct descriptor {
 	size_t nr_images;
 	struct process *processes;
 	size_t nr_processes;
+	struct written *written;
+	size_t nr_written;
 };
 
 struct restore_options {
-	bool plain, check, detach, preload, json;
+	bool plain, check, detach, preload, set_back, verify, json;
 	char **criu;			/* up to a NULL */
 };
 
 /* descriptor.c; what is wrong ends the program */
 void descriptor_load(struct descriptor *d, const char *dir);
-void descriptor_check(const struct descriptor *d, bool whole);
+const struct image *descriptor_image(const struct descriptor *d, const char *name);
+void descriptor_check(struct descriptor *d, bool whole);
+uint32_t image_sum(const void *piece, size_t len);
 
 /* trust.c; who cannot be trusted ends the program */
 int trust_directory(const char *dir);
 void trust_file(const char *dir, const char *name, int fd);
 size_t trusted_options(char **options, size_t nr, const char **trusted);
+
+/* ahead.c */
+void ahead_start(struct descriptor *d);
+const char *ahead_stop(void);
+const char *ahead_check_rest(struct descriptor *d);
+
+/* files.c */
+void files_set_back(const struct descriptor *d);
 
 /* restore.c */
 int restore(const char *dir, const struct restore_options *opt);

@@ -9,10 +9,8 @@
 #include <inttypes.h>
 #include <limits.h>
 #include <poll.h>
-#include <pthread.h>
 #include <signal.h>
 #include <stdarg.h>
-#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -28,12 +26,6 @@
 
 #include "frem.h"
 
-#define PAGE		4096
-#define PIECES_S	10		/* a second's reading is asked for in so many pieces before the processes run */
-#define PIECE_MIN	(128 << 10)	/* bytes */
-#define PIECE_MAX	(4 << 20)
-#define ADVICE_MAX	(128 << 10)	/* bytes; what is over a device's window is not read */
-#define SEEKS_S		500		/* what lies between two pieces is read, too, when that takes less than a seek */
 #define RANGES_MAX	1048576		/* that one UFFDIO_LAZY_LOAD takes */
 #define FINISHED	0x52535446	/* from CRIU in place of a process's number: that was the last one */
 
@@ -53,7 +45,7 @@ static struct daemon {
 	bool complete;			/* CRIU has made all processes */
 	char refused[256];		/* why nothing runs, and CRIU may do it alone */
 	char broken[256];		/* nobody can */
-	atomic_bool resumed;
+	bool released;			/* CRIU was told to let them run */
 	double laps[LAPS], begin, last;
 } run = { .stages = -1, .go = -1, .listener = -1, .connection = -1, .event = -1 };
 
@@ -105,7 +97,7 @@ static void release(void)
 {
 	if (write(run.go, "\n", 1) != 1)
 		die("%s: %m", in_dir("go"));
-	atomic_store(&run.resumed, true);
+	run.released = true;
 }
 
 static void remove_dir(void)
@@ -285,87 +277,6 @@ static void restore_plain(void)
 		complain(status);
 }
 
-/* The disk works while CRIU gets the processes ready: on what CRIU needs, then on what they touch first, then on the rest. */
-
-struct window {
-	int fd;
-	off_t piece, gap;	/* bytes */
-	off_t last;		/* one in the piece before; -1: none */
-	off_t start, end;	/* what is to be read next */
-	off_t asked;		/* of this piece */
-};
-
-static void advise(int fd, off_t start, off_t end)
-{
-	for (off_t to; start < end; start = to) {
-		to = end - start < ADVICE_MAX ? end : start + ADVICE_MAX;
-		posix_fadvise(fd, start, to - start, POSIX_FADV_WILLNEED);
-	}
-}
-
-static void ask(struct window *w)
-{
-	advise(w->fd, w->start, w->end);
-	w->asked += w->end - w->start;
-}
-
-/* Returns: whether it can be read. If not, who needs it finds out */
-static bool want(struct window *w, off_t start, off_t end)
-{
-	char byte;
-
-	if (start >= w->start && start <= w->end + w->gap && w->end - w->start < w->piece) {
-		w->end = end;
-		return true;
-	}
-	ask(w);
-	/* Two pieces at a time: whoever needs something else is not to wait for long */
-	if (w->asked >= w->piece) {
-		if (w->last >= 0 && pread(w->fd, &byte, 1, w->last) < 0)
-			return false;
-		w->last = w->end - 1;
-		w->asked = 0;
-	}
-	w->start = start;
-	w->end = end;
-	return true;
-}
-
-static void read_ahead(const struct process *process, bool rest)
-{
-	const struct uffdio_lazy_extent *t = rest ? process->lazy : process->touched;
-	const struct uffdio_lazy_extent *end = t + (rest ? process->nr_lazy : process->nr_touched);
-	struct window w = { .piece = run.d->rate / PIECES_S, .gap = run.d->rate / SEEKS_S, .last = -1 };
-	off_t from, to;
-
-	w.fd = openat(run.d->dir, process->image, O_RDONLY | O_CLOEXEC);
-	if (w.fd < 0)
-		return;
-	w.piece = w.piece < PIECE_MIN ? PIECE_MIN : w.piece > PIECE_MAX ? PIECE_MAX : w.piece;
-	for (size_t i = 0; !rest && i < process->nr_eager; i++)
-		advise(w.fd, process->eager[i].start, process->eager[i].start + process->eager[i].len);
-	for (; t < end; t++) {
-		for (from = t->offset; from < (off_t)(t->offset + t->len); from = to) {
-			to = from + w.piece;
-			if (to > (off_t)(t->offset + t->len))
-				to = t->offset + t->len;
-			if (atomic_load(&run.resumed) || !want(&w, from, to))
-				goto out;
-		}
-	}
-	ask(&w);
-out:
-	close(w.fd);
-}
-
-static void *read_all_ahead(void *unused)
-{
-	for (int rest = 0; rest < 2; rest++)
-		for (size_t i = 0; i < run.d->nr_processes; i++)
-			read_ahead(&run.d->processes[i], rest);
-	return unused;
-}
-
 /* In place of CRIU's daemon */
 
 static int receive_fd(int socket)
@@ -404,13 +315,13 @@ static int attach(struct process *process)
 		.extents = (uintptr_t)process->lazy,
 		.nr_extents = process->nr_lazy,
 	};
-	struct stat st;
 	int err;
 
-	a.image_fd = openat(run.d->dir, process->image, O_RDONLY | O_CLOEXEC);
-	if (a.image_fd < 0 || fstat(a.image_fd, &st))
+	/* The kernel compares it */
+	a.image_size = descriptor_image(run.d, process->image)->size;
+	a.image_fd = openat(run.d->dir, process->image, O_RDONLY | O_NOFOLLOW | O_CLOEXEC);
+	if (a.image_fd < 0)
 		return -1;
-	a.image_size = st.st_size;
 	err = ioctl(process->uffd, UFFDIO_LAZY_ATTACH, &a);
 	close(a.image_fd);
 	return err;
@@ -517,6 +428,7 @@ static void start_loading(void)
 static void complete(void)
 {
 	const struct process *p;
+	const char *damage;
 	char text[16];
 
 	run.complete = read(run.stages, text, sizeof(text)) > 0;
@@ -526,6 +438,9 @@ static void complete(void)
 			why(run.refused, "process %d: CRIU has not handed over its memory", p->pid);
 	if (!*run.refused)
 		start_loading();
+	damage = ahead_stop();
+	if (damage)
+		why(run.broken, "%s", damage);
 	if (*run.refused || *run.broken)
 		refuse();
 	lap(TOUCHED);
@@ -549,7 +464,7 @@ static int serve(void)
 		if (poll(fds, 3, -1) < 0 && errno != EINTR)
 			die("poll: %m");
 		/* Once released it cannot be undone, but is over soon */
-		if (interrupted > atomic_load(&run.resumed))
+		if (interrupted > run.released)
 			stop();
 		/* First: what CRIU has sent before it came to the stage */
 		if (fds[SOCKET].revents) {
@@ -622,8 +537,6 @@ static void die_if_lost(const struct uffdio_lazy_stat *stat)
 static const char *restore_lazily(void)
 {
 	struct uffdio_lazy_stat stat;
-	pthread_t reader;
-	bool released;
 	int status;
 
 	if (run.opt->plain)
@@ -632,8 +545,7 @@ static const char *restore_lazily(void)
 		return "this kernel has no lazy loader (CONFIG_LAZY_LOADER)";
 	if (run.d->why_plain)
 		return run.d->why_plain;
-	if (!pthread_create(&reader, NULL, read_all_ahead, NULL))
-		pthread_detach(reader);
+	ahead_start(run.d);
 	make_fifos();
 	make_socket();
 	run.event = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
@@ -643,15 +555,14 @@ static const char *restore_lazily(void)
 	lap(PREPARED);
 	status = serve();
 	lap(RESUMED);
-	released = atomic_exchange(&run.resumed, true);
 	if (*run.refused)
 		return run.refused;
 	if (*run.broken) {
 		unlink(run.log);
-		die("the images cannot be read: %s; the kernel's log and frem verify say more", run.broken);
+		die("the images cannot be read, and nothing runs: %s; the kernel's log and frem verify say more", run.broken);
 	}
 	/* Perhaps for a page that is there before its turn; what is wrong in any case it says once more */
-	if (status && !released)
+	if (status && !run.released)
 		return "CRIU failed to restore with pages to come later";
 	if (status) {
 		/* A process that misses something may have died of it before CRIU was through */
@@ -733,7 +644,7 @@ int restore(const char *dir, const struct restore_options *opt)
 	struct sigaction sa = { .sa_handler = interrupt };
 	struct uffdio_lazy_stat stat = {};
 	double running, loaded = 0;
-	const char *reason;
+	const char *reason, *damage;
 	char path[PATH_MAX];
 
 	run.begin = run.last = now();
@@ -752,6 +663,8 @@ int restore(const char *dir, const struct restore_options *opt)
 	descriptor_check(&d, opt->check);
 	lap(CHECKED);
 	make_dir();
+	if (opt->set_back)
+		files_set_back(&d);
 	reason = restore_lazily();
 	if (interrupted && reason)
 		stop();
@@ -767,6 +680,9 @@ int restore(const char *dir, const struct restore_options *opt)
 		follow(&stat);
 		loaded = now() - run.begin;
 	}
+	damage = opt->verify ? ahead_check_rest(&d) : ahead_stop();
+	if (damage)
+		die("%s/%s, and the process runs with that: end it; frem verify tells which checkpoints are whole", d.path, damage);
 	if (opt->json) {
 		print_json(reason, running, loaded, &stat);
 		return EXIT_SUCCESS;

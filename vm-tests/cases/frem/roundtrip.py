@@ -307,6 +307,19 @@ def newer_page_maps(place: Path) -> None:
 
 
 @case
+def grown(place: Path) -> None:
+    """an image that has another size when the kernel takes it is not loaded lazily"""
+    target = Target(place)
+    frem("checkpoint", str(target.pid), "--dir", str(place / "c"), "--kill")
+    target.process.wait()
+    with before_criu(place, f'case "$*" in *--lazy-pages*) truncate -s +4096 {place}/c/pages-1.img ;; esac'):
+        result, text = frem("restore", "--dir", str(place / "c"), "--json")
+    assert result["mode"] == "plain" and (not LAZY or "Stale file handle" in text), (result, text)
+    target.check()
+    target.end()
+
+
+@case
 def cannot_tell(place: Path) -> None:
     """where it may not see whether a process is loaded, it does not take it for loaded"""
     if not LAZY:
@@ -563,6 +576,11 @@ def refusals(place: Path) -> None:
 
     assert "instead of" in damaged("cut pages", cut("pages-1.img"), "verify", "restore")
     assert "near byte 2097152" in damaged("changed pages", flip("pages-1.img", 2500000), "verify", "restore")
+
+    def older(bad: Path) -> None:
+        flip("pages-1.img", 2500000)(bad)
+        os.utime(bad / "pages-1.img", ns=(1, (bad / "pages-1.img").stat().st_mtime_ns - 3600 * 10**9))
+    assert "near byte 2097152" in damaged("older pages", older)
     assert "changed or damaged" in damaged("changed core", flip("core-*.img", 40))
     assert "is missing" in damaged("no image", lambda bad: next(bad.glob("mm-*.img")).unlink())
     assert "checksum is wrong" in damaged("changed descriptor", flip("frem.descriptor", 200))
@@ -688,6 +706,101 @@ def asked_of_criu(place: Path) -> None:
     assert "--shell-job --ghost-limit 1234567 --timeout=77 -l" in given, given
     target.check()
     target.end()
+
+
+def flipped(image: Path, at: int) -> None:
+    """A bit, and the file has the time that it had."""
+    times = image.stat().st_atime_ns, image.stat().st_mtime_ns
+    with image.open("r+b") as file:
+        file.seek(at)
+        byte = file.read(1)[0] ^ 1
+        file.seek(at)
+        file.write(bytes([byte]))
+    os.utime(image, ns=times)
+
+
+@case
+def bit_rot(place: Path) -> None:
+    """damage that no time tells of is found in what is in memory before the process runs, by --verify also afterwards"""
+    target = Target(place)
+    frem("checkpoint", str(target.pid), "--dir", str(place / "c"), "--kill")
+    target.process.wait()
+    result, _ = frem("restore", "--dir", str(place / "c"), "--verify", "--json")
+    assert result["mode"] == ("lazy" if LAZY else "plain"), result
+    target.check()
+    target.end()
+    flipped(place / "c/pages-1.img", 2500000)
+    if LAZY:
+        # Time enough for the checks, which come last
+        with before_criu(place, f'[ "$1" != restore ] || sleep {2 * SLOW}'):
+            _, text = frem("restore", "--dir", str(place / "c"), status=1)
+        assert "pages-1.img was changed or damaged near byte 2097152" in text and "nothing runs" in text, text
+        wait("nothing is there", lambda: not os.path.exists(f"/proc/{target.pid}"))
+    _, text = frem("restore", "--dir", str(place / "c"), "--plain", "--verify", status=1)
+    assert "pages-1.img was changed or damaged near byte 2097152, and the process runs" in text, text
+    assert os.path.exists(f"/proc/{target.pid}")
+    target.end()
+    frem("restore", "--dir", str(place / "c"), "--detach", "--verify", status=2)
+
+
+@case
+def set_back(place: Path) -> None:
+    """a file that has grown since the checkpoint is set back, what was added is kept, and nothing else is cut for it"""
+    out = place / "out put"
+    with out.open("wb") as file:
+        process = subprocess.Popen(["sh", "-c", "i=0; while :; do i=$((i+1)); echo line $i; sleep 0.02; done"], stdout=file,
+                                   stdin=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)
+
+    def grows() -> None:
+        size = out.stat().st_size
+        wait("it writes", lambda: out.stat().st_size > size + 100)
+
+    def end() -> None:
+        os.killpg(process.pid, signal.SIGKILL)
+        if process.poll() is None:
+            process.wait()
+        wait("it is gone", lambda: not os.path.exists(f"/proc/{process.pid}"))
+
+    grows()
+    frem("checkpoint", str(process.pid), "--dir", str(place / "c"), "--no-track")
+    grows()
+    end()
+    whole = out.read_bytes()
+    _, text = frem("restore", "--dir", str(place / "c"), status=1)
+    assert "--set-back" in text and out.read_bytes() == whole, text
+
+    # Who can write to the directory puts another file there
+    for other in "link", "second name", "owner":
+        out.rename(place / "hidden")
+        victim = place / "victim"
+        victim.write_bytes(whole * 2)
+        if other == "link":
+            out.symlink_to(victim)
+        elif other == "second name":
+            os.link(victim, out)
+        else:
+            shutil.copy(victim, out)
+            os.chown(out, 65534, 0)
+        _, text = frem("restore", "--dir", str(place / "c"), "--set-back", status=1)
+        assert "symbolic links" in text or "not set back" in text, (other, text)
+        assert out.read_bytes() == victim.read_bytes() == whole * 2 and not list(place.glob("*.frem-*")), other
+        out.unlink()
+        (place / "hidden").rename(out)
+
+    _, text = frem("restore", "--dir", str(place / "c"), "--set-back")
+    kept, = place.glob("out put.frem-*")
+    assert str(kept) in text and whole.endswith(kept.read_bytes()) and len(kept.read_bytes()) > 100, text
+    grows()
+    end()
+    lines = out.read_text().splitlines()
+    assert lines[:-1] == [f"line {n}" for n in range(1, len(lines))], lines
+    assert out.read_bytes().startswith(whole[:-len(kept.read_bytes())])
+    # Where nothing has been added nothing is cut
+    shutil.copyfile(out, place / "now")
+    os.truncate(out, len(whole) - len(kept.read_bytes()))
+    _, text = frem("restore", "--dir", str(place / "c"), "--set-back")
+    assert "set back" not in text and len(list(place.glob("out put.frem-*"))) == 1, text
+    end()
 
 
 def run_cases(chosen: list[Callable[[Path], None]]) -> None:
