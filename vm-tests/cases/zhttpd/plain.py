@@ -196,6 +196,31 @@ def conditions(root: Root) -> None:
 
 
 @case
+def descriptors(root: Root) -> None:
+    """an answer without a body leaves no file open, however often it is given"""
+    (root.path / "page").mkdir(exist_ok=True)
+    (root.path / "page/index.html").mkdir(exist_ok=True)
+    if not (root.path / "fifo").exists():
+        os.mkfifo(root.path / "fifo")
+    with Server(root) as s, Client(s) as c:
+        def count() -> int:
+            c.get("/none")          # when it answers that, it has done with what was before
+            assert c.response().status == 404
+            return len(os.listdir(f"/proc/{s.pid}/fd"))
+
+        before = count()
+        for path, line, method, status in (
+                ("/small.txt", "", "HEAD", 200), ("/small.txt", "If-None-Match: *", "GET", 304), ("/small.txt", "Range: bytes=1000-", "GET", 416),
+                ("/empty.txt", "", "GET", 200), ("/sub", "", "GET", 301), ("/bare/", "", "GET", 403), ("/page/", "", "GET", 403),
+                ("/fifo", "", "GET", 403), ("/small.txt", "Range: bytes=0-1", "GET", 206), ("/small.txt", "", "GET", 200)):
+            for _ in range(100):
+                c.get(path, *[line] * bool(line), method=method)
+                assert c.response(head=method == "HEAD").status == status, path
+            after = count()
+            assert after == before, f"{method} {path} {line}: {after - before} more files are open"
+
+
+@case
 def odd_times(root: Root) -> None:
     """a file of any time, as far as its file system knows it, is served with a date"""
     file = root.path / "odd"
