@@ -20,6 +20,7 @@ userspace() {
 	rm -rf "$work"/userspace "$source" && mkdir -p "$work/userspace"
 	export_source "$source"
 	cp -r "$TOP/packaging/deb" "$source/debian"
+	sed -i "s/^Maintainer: .*/Maintainer: ${MAINTAINER//[&\/]/\\&} <${MAINTAINER_EMAIL//[&\/]/\\&}>/" "$source/debian/control"
 	mkdir -p "$source/debian/source"
 	echo '3.0 (native)' >"$source/debian/source/format"
 	printf 'perdure (%s-1) unstable; urgency=medium\n\n  * See CHANGELOG.md.\n\n -- %s <%s>  %s\n' "$VERSION" "$MAINTAINER" \

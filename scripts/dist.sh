@@ -8,8 +8,9 @@ unset "${!DEB_@}"
 # Another version, to try an upgrade
 VERSION=${PERDURE_VERSION:-$(<"$TOP/VERSION")}
 DIST=${PERDURE_DIST:-$TOP/dist}
-MAINTAINER="The Perdure authors"
-MAINTAINER_EMAIL=maintainers@perdure.example
+# Who answers for the packages: whose commit they are made of
+MAINTAINER=$(git -C "$TOP" log -1 --format=%cn 2>/dev/null || true)
+MAINTAINER_EMAIL=$(git -C "$TOP" log -1 --format=%ce 2>/dev/null || true)
 # The day of the commit: two builds of one commit are the same
 SOURCE_DATE_EPOCH=$(git -C "$TOP" log -1 --format=%ct 2>/dev/null || echo 1735689600)
 export SOURCE_DATE_EPOCH
