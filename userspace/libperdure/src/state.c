@@ -22,12 +22,12 @@
 #include <string.h>
 #include <sys/auxv.h>
 #include <sys/mman.h>
-#include <sys/resource.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include <perdure.h>
 
+#include "fds.h"
 #include "journal.h"
 
 #ifndef MAP_FIXED_NOREPLACE
@@ -113,7 +113,6 @@ static int find(const char *name, struct header *h)
 {
 	char want[sizeof("/memfd:" FD_NAME " (deleted)") + NAME_SIZE], link[sizeof(want)];
 	DIR *dir;
-	struct rlimit limit;
 	struct dirent *d;
 	int fd = -1, n;
 
@@ -133,9 +132,9 @@ static int find(const char *name, struct header *h)
 			}
 		}
 		closedir(dir);
-	} else if (!getrlimit(RLIMIT_NOFILE, &limit)) {
+	} else {
 		/* No /proc, in a chroot perhaps: the headers must do. */
-		for (int i = 0; (rlim_t)i < limit.rlim_cur && fd < 0; i++)
+		for (int i = 0, end = fd_end(); i < end && fd < 0; i++)
 			if (!read_header(i, h) && h->magic == MAGIC &&
 			    !strncmp(h->name, name, NAME_SIZE))
 				fd = i;

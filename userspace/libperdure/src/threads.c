@@ -4,11 +4,12 @@
 #include <errno.h>
 #include <pthread.h>
 #include <stdlib.h>
-#include <sys/resource.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include <perdure.h>
+
+#include "fds.h"
 
 struct found {
 	int fd;
@@ -76,7 +77,6 @@ int perdure_pending(int **fds)
 	DIR *dir = opendir("/proc/self/fd");
 	struct found *list = NULL;
 	int n = 0, kept = 0, err = 0;
-	struct rlimit limit;
 	struct dirent *d;
 
 	if (dir) {
@@ -84,9 +84,9 @@ int perdure_pending(int **fds)
 			if (d->d_name[0] != '.' && atoi(d->d_name) != dirfd(dir))
 				err = consider(atoi(d->d_name), &list, &n);
 		}
-	} else if (!getrlimit(RLIMIT_NOFILE, &limit)) {
+	} else {
 		/* No /proc, in a chroot perhaps */
-		for (int i = 0; !err && (rlim_t)i < limit.rlim_cur; i++)
+		for (int i = 0, end = fd_end(); !err && i < end; i++)
 			err = consider(i, &list, &n);
 	}
 	*fds = err ? NULL : malloc((n ? n : 1) * sizeof(**fds));

@@ -6,6 +6,7 @@
 #include "../restart/gen.h"
 
 #include <pthread.h>
+#include <sys/mount.h>
 #include <sys/sem.h>
 #include <sys/time.h>
 
@@ -191,6 +192,67 @@ T(pending_counts_files)
 		t_register("duplicates", NULL);
 		t_crash();
 	}
+}
+
+/* Two files of two file systems that have the same number there, one of them with two descriptors; no /proc */
+ROLE(two_devices)
+{
+	struct stat st[2];
+	int *fds = NULL;
+
+	T_OK(fstat(FIRST, &st[0]));
+	T_OK(fstat(FIRST + 1, &st[1]));
+	T_EQ(st[0].st_ino, st[1].st_ino);
+	T_EXPECT(st[0].st_dev != st[1].st_dev);
+	for (int i = 0; i < 2; i++) {
+		T_EQ(perdure_pending(&fds), 2);
+		T_EQ(fds[0], FIRST);
+		T_EQ(fds[1], FIRST + 1);
+		free(fds);
+		if (i)
+			break;
+		/* A limit of a million files does not make a long search of it. */
+		T_OK(setrlimit(RLIMIT_NOFILE, &(struct rlimit){ 1 << 20, 1 << 20 }));
+		T_OK(chroot(t_tmpdir()));
+		T_OK(chdir("/"));
+	}
+	return 0;
+}
+
+T(pending_on_two_devices)
+{
+	char path[2][PATH_MAX], c;
+
+	T_CHILD {
+		T_OK(unshare(CLONE_NEWNS));
+		T_OK(mount(NULL, "/", NULL, MS_REC | MS_PRIVATE, NULL));
+		for (int i = 0; i < 2; i++) {
+			int fd;
+
+			T_OK(mkdir(t_path(path[i], i ? "b" : "a"), 0700));
+			T_OK(mount("here", path[i], "tmpfs", 0, NULL));
+			T_OK(mkfifo(strcat(path[i], "/fifo"), 0600));
+			fd = T_OK(open(path[i], O_RDWR));
+			T_OK(dup2(fd, FIRST + i));
+			close(fd);
+			T_ASSERT(write(FIRST + i, "ab", 2) == 2 && hread(FIRST + i, &c, 1, 0) == 1);
+		}
+		T_OK(dup2(FIRST, FIRST + 2));
+		t_register("two_devices", NULL);
+		t_crash();
+	}
+}
+
+/* That there is nothing to read again is another answer than that nobody knows. */
+T(pending_switched_off)
+{
+	int *fds = NULL;
+
+	T_EQ(perdure_pending(&fds), 0);
+	free(fds);
+	T_OK(t_sysctl("enabled", 0));
+	T_ERR(perdure_pending(&fds), EOPNOTSUPP);
+	T_OK(t_sysctl("enabled", 1));
 }
 
 /* Where not all threads can be had, there are none. */

@@ -491,6 +491,8 @@ T(no_room_for_files)
 T(without_proc)
 {
 	char *p = must_open("jail", false);
+	int fd = perdure_state_fd(p), high;
+	struct rlimit limit;
 
 	if (chroot(t_tmpdir()))
 		t_skip("chroot needs root");
@@ -499,4 +501,31 @@ T(without_proc)
 	unmap(p);
 	T_EQ(must_open("jail", true)[0], 1);
 	T_EXPECT(must_open("another", false));
+	/* Wherever it is, and whatever the limit is by now. */
+	unmap(p);
+	T_OK(getrlimit(RLIMIT_NOFILE, &limit));
+	limit.rlim_cur = limit.rlim_max;
+	T_OK(setrlimit(RLIMIT_NOFILE, &limit));
+	high = T_OK(dup2(fd, limit.rlim_max < 70001 ? limit.rlim_max - 1 : 70001));
+	T_ASSERT(high > 64);
+	close(fd);
+	T_OK(setrlimit(RLIMIT_NOFILE, &(struct rlimit){ 64, 64 }));
+	T_EQ(must_open("jail", true)[0], 1);
+	T_EQ(perdure_state_fd(p), high);
+}
+
+/* A limit of a million files or a thousand millions is not what takes the time. */
+T(without_proc_and_almost_without_a_limit)
+{
+	const rlim_t many = 1 << 20;
+	uint64_t start;
+
+	if (setrlimit(RLIMIT_NOFILE, &(struct rlimit){ many, many }) || chroot(t_tmpdir()))
+		t_skip("chroot and a limit of %d files need root", (int)many);
+	T_OK(chdir("/"));
+	must_open("here", false);
+	start = t_now_ns();
+	for (int i = 0; i < 300; i++)
+		T_ERR(perdure_state_discard("no such area"), ENOENT);
+	T_RANGE(t_now_ns() - start, 0, 5000000000);
 }
