@@ -16,6 +16,7 @@
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <pthread.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -285,12 +286,15 @@ static int name_ok(const char *name)
 	return 1;
 }
 
+/* Threads make, find and destroy areas one at a time. */
+static pthread_mutex_t one = PTHREAD_MUTEX_INITIALIZER;
+
 void *perdure_state_open(const char *name, size_t size, uint32_t layout, void *addr, int *inherited)
 {
 	size_t page = sysconf(_SC_PAGESIZE);
 	struct header h;
 	void *area;
-	int fd;
+	int fd, err;
 
 	if (!name_ok(name))
 		return NULL;
@@ -304,6 +308,7 @@ void *perdure_state_open(const char *name, size_t size, uint32_t layout, void *a
 		return NULL;
 	}
 
+	pthread_mutex_lock(&one);
 	fd = find(name, &h);
 	if (fd >= 0) {
 		area = inherit(fd, &h, size, layout);
@@ -316,6 +321,9 @@ void *perdure_state_open(const char *name, size_t size, uint32_t layout, void *a
 		memcpy(h.name, name, strlen(name));
 		area = create(&h, addr);
 	}
+	err = errno;
+	pthread_mutex_unlock(&one);
+	errno = err;
 	if (area && inherited)
 		*inherited = fd >= 0;
 	return area;
@@ -361,17 +369,22 @@ void perdure_state_close(void *area)
 	struct header *h = header_of(area);
 	int fd = h->fd;
 
+	pthread_mutex_lock(&one);
 	munmap(h, layout_total(h->size, h->page));
 	close(fd);
+	pthread_mutex_unlock(&one);
 }
 
 int perdure_state_discard(const char *name)
 {
 	struct header h;
-	int fd;
+	int fd, r;
 
 	if (!name_ok(name))
 		return -1;
+	pthread_mutex_lock(&one);
 	fd = find(name, &h);
-	return fd < 0 ? -1 : close(fd);
+	r = fd < 0 ? -1 : close(fd);
+	pthread_mutex_unlock(&one);
+	return r;
 }

@@ -6,6 +6,7 @@
 #include "../lib/t.h"
 
 #include <perdure.h>
+#include <pthread.h>
 
 #define SIZE	5000
 #define LAYOUT	7
@@ -215,6 +216,46 @@ T(second_open_is_refused)
 	T_EQ(p[0], 1);
 	T_EQ(perdure_state_update(p, p, "\2", 1), 0);
 	T_EQ(p[0], 2);
+}
+
+static struct {
+	pthread_barrier_t barrier;
+	char name[32];
+	_Atomic int got, refused;
+} threads;
+
+static void *opens(void *unused)
+{
+	(void)unused;
+	pthread_barrier_wait(&threads.barrier);
+	if (open_named(threads.name, NULL))
+		threads.got++;
+	else if (errno == EEXIST)
+		threads.refused++;
+	return NULL;
+}
+
+/* One makes it, and the others find it open. */
+T(threads_open_one_area)
+{
+	enum { THREADS = 4, ROUNDS = 200 };
+	pthread_t t[THREADS];
+	int n;
+
+	T_EQ(pthread_barrier_init(&threads.barrier, NULL, THREADS), 0);
+	n = count_fds();
+	for (int round = 0; round < ROUNDS; round++) {
+		snprintf(threads.name, sizeof(threads.name), "round %d", round);
+		threads.got = threads.refused = 0;
+		for (int i = 0; i < THREADS; i++)
+			T_ASSERT(!pthread_create(&t[i], NULL, opens, NULL));
+		for (int i = 0; i < THREADS; i++)
+			pthread_join(t[i], NULL);
+		T_EQ(threads.got, 1);
+		T_EQ(threads.refused, THREADS - 1);
+		T_EQ(count_fds(), n + 1);
+		T_EQ(perdure_state_discard(threads.name), 0);
+	}
 }
 
 T(fork_children_do_not_have_it)
