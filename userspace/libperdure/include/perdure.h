@@ -166,7 +166,7 @@ PERDURE_API const void *perdure_shared_open(const char *name, size_t size, uint3
 /*
  * Begin an update: wait until no other process or thread is in one, timeout_ms at most (-1: for
  * ever; 0: not at all), then EAGAIN. Returns 0, or one of the above. A process that is restarted
- * during an update stays in it until it begins again; one that dies for good leaves it.
+ * during an update stays in it until it opens the area again; one that dies for good leaves it.
  */
 PERDURE_API int perdure_shared_begin(const void *area, int timeout_ms);
 

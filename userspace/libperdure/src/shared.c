@@ -73,6 +73,7 @@ struct handle {
 	int sem;
 	_Atomic uint64_t holder;	/* the thread that has begun an update; 0: none */
 	pid_t pid;			/* and its process: not a fork(2) child of it */
+	int left;			/* what was done for the old generation of that process: for its first update */
 };
 
 /* Threads by number: their addresses are used again. */
@@ -285,6 +286,55 @@ static void *map(int fd, const struct header *h, char *place)
 	return place + h->page;
 }
 
+/* The order lets a death at any place in here be told from one before it. */
+static void finish(struct header *h)
+{
+	h->staged = 0;
+	atomic_signal_fence(memory_order_seq_cst);
+	atomic_store_explicit(&h->commit, 0, memory_order_release);
+	/* The next update must not write to the log before this one is over. */
+	atomic_signal_fence(memory_order_seq_cst);
+}
+
+/*
+ * Bring the area into order after who had the semaphore before us: what that was, or an errno. A log that cannot be
+ * applied stays as it is: nobody gets past it.
+ */
+static int repair(const struct handle *me, int *what)
+{
+	struct header *h = me->h;
+	struct journal j = log_of(me);
+
+	*what = 0;
+	if (h->commit) {
+		if (journal_apply(&j, h->commit))
+			return EBADMSG;
+		*what = PERDURE_SHARED_COMPLETED;
+	} else if (h->staged) {
+		*what = PERDURE_SHARED_UNDONE;
+	}
+	finish(h);
+	return 0;
+}
+
+/* This process was restarted within an update: end it here, so that the others need not wait for our next one. */
+static void end_left(struct handle *me)
+{
+	int got;
+
+	if (semctl(me->sem, 0, GETVAL))
+		return;
+	/* 1: taken over; 0: somebody else has released it just now */
+	got = take(me->sem, -1, &(struct timespec){ 0 });
+	if (got < 0)
+		return;
+	if (got) {
+		me->pid = getpid();
+		repair(me, &me->left);
+	}
+	take(me->sem, 1, NULL);
+}
+
 /* A process that dies in here leaves a file without the magic number, which the next one makes anew. */
 static int create(int fd, struct header *h)
 {
@@ -357,6 +407,8 @@ const void *perdure_shared_open(const char *name, size_t size, uint32_t layout, 
 			goto out;
 	}
 	area = map(fd, &h, place);
+	if (area && old)
+		end_left(handle_of(area));
 out:
 	err = errno;
 	if (!area && place)
@@ -390,16 +442,6 @@ static struct timespec left(const struct timespec *end)
 	return left;
 }
 
-/* The order lets a death at any place in here be told from one before it. */
-static void finish(struct header *h)
-{
-	h->staged = 0;
-	atomic_signal_fence(memory_order_seq_cst);
-	atomic_store_explicit(&h->commit, 0, memory_order_release);
-	/* The next update must not write to the log before this one is over. */
-	atomic_signal_fence(memory_order_seq_cst);
-}
-
 static int release(struct handle *me)
 {
 	me->holder = 0;
@@ -411,8 +453,7 @@ int perdure_shared_begin(const void *area, int timeout_ms)
 	struct handle *me = handle_of(area);
 	struct header *h = me->h;
 	struct timespec end, wait;
-	struct journal j = log_of(me);
-	int r, what = 0;
+	int r, what;
 
 	if (in_update(me)) {
 		errno = EDEADLK;
@@ -439,17 +480,15 @@ int perdure_shared_begin(const void *area, int timeout_ms)
 		errno = EIDRM;
 		return -1;
 	}
-	if (h->commit) {
-		if (journal_apply(&j, h->commit)) {
-			release(me);
-			errno = EBADMSG;
-			return -1;
-		}
-		what = PERDURE_SHARED_COMPLETED;
-	} else if (h->staged) {
-		what = PERDURE_SHARED_UNDONE;
+	r = repair(me, &what);
+	if (r) {
+		release(me);
+		errno = r;
+		return -1;
 	}
-	finish(h);
+	if (!what && me->pid == getpid())
+		what = me->left;
+	me->left = 0;
 	me->pid = getpid();
 	me->holder = self();
 	return what;

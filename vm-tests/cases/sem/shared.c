@@ -45,10 +45,11 @@ ROLE(steps)
 	int gen = t_generation();
 	const struct state *s = open_area();
 
-	/* The death of the generation before this one was at step gen - 2. */
+	/* The death of the generation before this one was at step gen - 2. Others need not wait for our next update. */
 	T_CHILD {
-		if (gen < 5)
-			T_ERR(perdure_shared_begin(s, 0), EAGAIN);
+		T_EQ(perdure_shared_begin(s, 0), 0);
+		T_EQ(s->a, s->b);
+		T_EQ(perdure_shared_cancel(s), 0);
 	}
 	T_EQ(update(s, 0, gen < 5 ? gen - 1 : -1), what[gen - 2]);
 	return 0;
@@ -64,6 +65,50 @@ T(restarted_at_each_step)
 	}
 	T_EQ(s->a, 2);		/* that of the fourth generation, and of the last */
 	T_EQ(s->by[0], 2);
+	T_EQ(perdure_shared_remove("workers"), 0);
+}
+
+ROLE(late)
+{
+	const struct state *s = open_area();
+
+	t_word[1] = 1;
+	while (!t_word[2])
+		t_sleep_ms(2);
+	/* It is told all the same, and once; its children are not. */
+	T_CHILD {
+		T_EQ(perdure_shared_begin(s, 0), 0);
+		T_EQ(perdure_shared_cancel(s), 0);
+	}
+	T_EQ(perdure_shared_begin(s, 0), PERDURE_SHARED_UNDONE);
+	T_EQ(s->a, 7);
+	T_EQ(perdure_shared_cancel(s), 0);
+	T_EQ(perdure_shared_begin(s, 0), 0);
+	T_EQ(perdure_shared_cancel(s), 0);
+	return 0;
+}
+
+/* One that is restarted within an update does not keep others out until its next one. */
+T(restarted_and_in_no_hurry)
+{
+	const struct state *s = open_area();
+	uint64_t one = 1, seven = 7;
+	pid_t pid = t_fork();
+
+	if (!pid) {
+		t_register("late", NULL);
+		T_EQ(perdure_shared_begin(s, 0), 0);
+		T_EQ(perdure_shared_stage(s, &s->a, &one, sizeof(one)), 0);
+		t_crash();
+	}
+	while (!t_word[1])
+		t_sleep_ms(2);
+	T_EQ(perdure_shared_begin(s, 0), 0);
+	T_EQ(s->a, 0);
+	T_EQ(perdure_shared_stage(s, &s->a, &seven, sizeof(seven)), 0);
+	T_EQ(perdure_shared_commit(s), 0);
+	t_word[2] = 1;
+	T_EXITED(t_wait(pid), 0);
 	T_EQ(perdure_shared_remove("workers"), 0);
 }
 
@@ -146,7 +191,6 @@ T_LIMIT(random_deaths, 90)
 	T_EQ(perdure_shared_remove("workers"), 0);
 }
 
-/* An area has its memory from the beginning, or there is none. */
 T(forked_in_an_update)
 {
 	const struct state *s = open_area();
@@ -192,20 +236,33 @@ T(closed_in_an_update)
 	T_EQ(perdure_shared_remove("workers"), 0);
 }
 
+/* How many sets of semaphores there are. */
+static int sets(void)
+{
+	struct seminfo info;
+
+	T_OK(semctl(0, 0, SEM_INFO, &info));
+	return info.semusz;
+}
+
+/* An area has its memory from the beginning, or there is none: nor a semaphore. */
 T(no_room)
 {
 	T_CHILD {
 		const char *s;
 
-		T_OK(unshare(CLONE_NEWNS));
+		T_OK(unshare(CLONE_NEWNS | CLONE_NEWIPC));
 		T_OK(mount(NULL, "/", NULL, MS_REC | MS_PRIVATE, NULL));
 		T_OK(mount("small", "/dev/shm", "tmpfs", 0, "size=1M"));
 		T_ASSERT(!perdure_shared_open("large", 1 << 20, 1, NULL));
 		T_EQ(errno, ENOSPC);
+		T_EQ(sets(), 0);
 		/* What was begun takes no room. */
 		T_ASSERT(perdure_shared_open("small", 400000, 1, NULL));
+		T_EQ(sets(), 1);
 		T_ASSERT(!perdure_shared_open("large", 1 << 20, 1, NULL));
 		T_EQ(errno, ENOSPC);
+		T_EQ(sets(), 1);
 		T_OK(umount2("/dev/shm", MNT_DETACH));
 		s = perdure_shared_open("large", 1 << 20, 1, NULL);
 		T_ASSERT(s);

@@ -215,6 +215,74 @@ T(removed_while_open)
 	must_remove();
 }
 
+/* Whoever waits for one that is being removed gets the next one, and not what is left of the old one. */
+T(removed_while_one_waits)
+{
+	struct flock lock = { .l_type = F_WRLCK, .l_whence = SEEK_SET };
+	char waiting[64], locks[1 << 16];
+	const char *p = must_open(0);
+	pid_t pid;
+	int fd;
+
+	perdure_shared_close(p);
+	fd = T_OK(open(file(), O_RDWR | O_CLOEXEC));
+	T_OK(fcntl(fd, F_SETLK, &lock));
+	pid = t_fork();
+	if (!pid) {
+		put(must_open(0), 0, "new", 4);
+		t_word[0] = 1;
+		pause();
+	}
+	snprintf(waiting, sizeof(waiting), "-> POSIX  ADVISORY  WRITE %d ", pid);
+	do {
+		t_sleep_ms(1);
+		T_ASSERT(t_get("/proc/locks", locks, sizeof(locks)) > 0);
+	} while (!strstr(locks, waiting));
+	must_remove();		/* with the lock, which goes with it */
+	while (!t_word[0])
+		t_sleep_ms(1);
+	p = must_open(1);
+	T_STREQ(p, "new");
+	t_reap(pid);
+	must_remove();
+}
+
+/* What is committed and cannot be applied is said to everybody, at each attempt; nobody is locked out for good. */
+T(damaged_log)
+{
+	const uint64_t entry[] = { 0, UINT64_MAX }, commit = 24, zero = 0;
+	const char *p = must_open(0);
+	uint64_t header[64];
+	off_t at, log;
+	int fd = T_OK(open(file(), O_RDWR));
+
+	/* In the header, the length of the log so far comes after that which is committed. */
+	T_EQ(perdure_shared_begin(p, 0), 0);
+	T_EQ(perdure_shared_stage(p, p, "x", 1), 0);
+	T_ASSERT(pread(fd, header, sizeof(header), 0) == sizeof(header));
+	for (at = 1; at < 64 && header[at] != 24; at++)
+		;
+	T_ASSERT(at < 64 && !header[at - 1]);
+	at = (at - 1) * sizeof(*header);
+	T_EQ(perdure_shared_cancel(p), 0);
+	log = lseek(fd, 0, SEEK_END) - (SIZE + 65536 + t_page() - 1) / t_page() * t_page();
+	T_ASSERT(pwrite(fd, entry, sizeof(entry), log) == sizeof(entry));
+	T_ASSERT(pwrite(fd, &commit, sizeof(commit), at) == sizeof(commit));
+	for (int i = 0; i < 2; i++) {
+		T_ERR(perdure_shared_begin(p, 1000), EBADMSG);
+		T_CHILD {
+			perdure_shared_close(p);
+			T_EXPECT(must_open(1) == p);
+			T_ERR(perdure_shared_begin(p, 1000), EBADMSG);
+		}
+	}
+	T_ASSERT(pwrite(fd, &zero, sizeof(zero), at) == sizeof(zero));
+	put(p, 0, "well", 5);
+	T_STREQ(p, "well");
+	close(fd);
+	must_remove();
+}
+
 /* A header that cannot be trusted does not say which semaphore: the magic number does */
 T(removed_when_damaged)
 {
