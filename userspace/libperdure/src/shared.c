@@ -2,7 +2,7 @@
 /*
  * Shared areas: state that several processes share, each of which may die at any instruction.
  *
- * The file /dev/shm/perdure-NAME has
+ * The file /dev/shm/perdure-UID-NAME has
  *
  *	page 0		struct header
  *	data		the program's bytes; what the program calls the area
@@ -45,7 +45,8 @@
 
 #define MAGIC		0x5045524453485231ULL	/* PERDSHR1: the format below */
 #define NAME_SIZE	64
-#define FILE_NAME	"/perdure-"		/* and the area's name */
+#define FILE_NAME	"/perdure-"		/* and the user's number, and the area's name */
+#define FILE_NAME_SIZE	(sizeof(FILE_NAME) + sizeof("4294967295-") + NAME_SIZE)
 #define SHM		"/dev/shm"		/* where shm_open(3) has it */
 
 _Static_assert(sizeof(void *) == 8, "shared areas need a 64-bit address space");
@@ -119,7 +120,8 @@ static int file_name(char *buf, size_t size, const char *name)
 		errno = ENAMETOOLONG;
 		return -1;
 	}
-	snprintf(buf, size, FILE_NAME "%s", name);
+	/* Users do not meet in one name by accident; who does so on purpose finds check_file(). */
+	snprintf(buf, size, FILE_NAME "%u-%s", geteuid(), name);
 	return 0;
 }
 
@@ -353,7 +355,7 @@ static int create(int fd, struct header *h)
 
 const void *perdure_shared_open(const char *name, size_t size, uint32_t layout, int *existed)
 {
-	char path[sizeof(FILE_NAME) + NAME_SIZE], *place = NULL;
+	char path[FILE_NAME_SIZE], *place = NULL;
 	size_t page = sysconf(_SC_PAGESIZE), len = page + round_up(size, page);
 	struct header want = { .size = size, .layout = layout, .page = page, .sem = -1 }, h;
 	void *area = NULL;
@@ -551,7 +553,7 @@ void perdure_shared_close(const void *area)
 
 int perdure_shared_remove(const char *name)
 {
-	char path[sizeof(FILE_NAME) + NAME_SIZE];
+	char path[FILE_NAME_SIZE];
 	struct header h;
 	struct stat st;
 	int fd, err;

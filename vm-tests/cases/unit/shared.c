@@ -42,7 +42,7 @@ static char *file(void)
 {
 	static char path[64];
 
-	snprintf(path, sizeof(path), "/dev/shm/perdure-%s", name);
+	snprintf(path, sizeof(path), "/dev/shm/perdure-%u-%s", geteuid(), name);
 	return path;
 }
 
@@ -281,6 +281,40 @@ T(damaged_log)
 	T_STREQ(p, "well");
 	close(fd);
 	must_remove();
+}
+
+/* One name, and an area for each user; what somebody else has put there is not used. */
+T(of_other_users)
+{
+	const char *p, *theirs;
+	char path[64];
+
+	if (geteuid())
+		t_skip("needs root");
+	p = must_open(0);
+	put(p, 0, "root's", 7);
+	T_CHILD {
+		perdure_shared_close(p);
+		t_drop_root();
+		theirs = must_open(0);
+		T_STREQ(theirs, "");
+		put(theirs, 0, "nobody's", 9);
+		perdure_shared_close(theirs);
+		theirs = must_open(1);
+		T_STREQ(theirs, "nobody's");
+		must_remove();
+	}
+	T_STREQ(p, "root's");
+	must_remove();
+	perdure_shared_close(p);
+	T_CHILD {
+		snprintf(path, sizeof(path), "%s", file());
+		t_drop_root();
+		T_OK(open(path, O_RDWR | O_CREAT | O_EXCL, 0666));
+	}
+	T_ASSERT(!perdure_shared_open(name, SIZE, LAYOUT, NULL));
+	T_EXPECT(errno == EPERM || errno == EACCES);	/* fs.protected_regular */
+	T_OK(unlink(file()));
 }
 
 /* A header that cannot be trusted does not say which semaphore: the magic number does */
