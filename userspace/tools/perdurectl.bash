@@ -3,7 +3,7 @@
 
 _perdurectl() {
 	local cur=${COMP_WORDS[COMP_CWORD]} prev=${COMP_WORDS[COMP_CWORD - 1]} command='' at i
-	local own='--child-id --burst --interval --quarantine --on-exit --core --heartbeat --listen --fresh --try --help'
+	local own='--child-id --burst --interval --quarantine --on-exit --core --heartbeat --listen --fresh --keep --try --help'
 
 	for ((i = 1; i < COMP_CWORD; i++)); do
 		if [[ ${COMP_WORDS[i]} == -n || ${COMP_WORDS[i]} == --lines ]]; then

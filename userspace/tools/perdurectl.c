@@ -174,8 +174,20 @@ static void explain(void)
 		errx(FAILED, "it is switched off: sysctl kernel.restart.enabled=1");
 	if (version < 0)
 		err(FAILED, "a seccomp filter forbids our system calls: run this outside of the sandbox, or allow 500 to 506");
+}
+
+/* The file of /proc with which a kernel like this one tells. It does so when nothing is restarted at the moment, too. */
+static void must_tell(const char *path)
+{
 	if (access("/proc/self", F_OK))
 		errx(FAILED, "/proc is not mounted: mount -t proc proc /proc");
+	if (!access(path, F_OK)) {
+		if (perdure_abi_version() < 0 && errno == EOPNOTSUPP)
+			warnx("it is switched off, and faults kill: sysctl kernel.restart.enabled=1");
+		return;
+	}
+	explain();
+	errx(FAILED, "this kernel does not tell (no %s): it is older than this program", path);
 }
 
 /* ---- list and show ---- */
@@ -253,9 +265,7 @@ static int list(int argc, char **argv)
 	(void)argv;
 	if (argc > 1)
 		errx(USAGE, "list takes no arguments; perdurectl show PID tells of one process");
-	explain();
-	if (access("/proc/self/restart", F_OK))
-		errx(FAILED, "this kernel does not tell (no /proc/PID/restart): it is older than this program");
+	must_tell("/proc/self/restart");
 	dir = opendir("/proc");
 	if (!dir)
 		err(FAILED, "/proc");
@@ -316,12 +326,10 @@ static int show(int argc, char **argv)
 	pid = strtol(argv[1], &end, 10);
 	if (*end || pid <= 0)
 		errx(USAGE, "%s is not a process id; perdurectl list shows those that are registered", argv[1]);
-	explain();
+	must_tell("/proc/self/restart");
 	if (!registration(pid, pairs, &n)) {
 		if (errno == EACCES || errno == EPERM)
 			errx(FAILED, "process %ld: you may not see it; try as root", pid);
-		if (errno == ENOENT && access("/proc/self/restart", F_OK))
-			errx(FAILED, "this kernel does not tell (no /proc/PID/restart): it is older than this program");
 		if (errno == ENOENT || errno == ESRCH)
 			errx(FAILED, "there is no process %ld", pid);
 		err(FAILED, "/proc/%ld/restart", pid);
@@ -397,10 +405,8 @@ static int open_log(void)
 {
 	int fd;
 
-	explain();
+	must_tell(LOG);
 	fd = open(LOG, O_RDONLY | O_CLOEXEC);
-	if (fd < 0 && errno == ENOENT)
-		errx(FAILED, "this kernel keeps no records (no " LOG "): it is older than this program");
 	if (fd < 0)
 		err(FAILED, LOG);
 	return fd;

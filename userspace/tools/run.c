@@ -3,9 +3,10 @@
  * perdurectl run: registers this process for what it executes next, and executes it. REREGIST_EXEC is what makes the
  * registration stay over that execve(2), so the program needs no change, no library and no dynamic linker.
  *
- * With --fresh what is registered is perdurectl itself: in each new generation it closes what the old one had opened,
+ * With --fresh or --listen what is registered is perdurectl itself: in each new generation it closes what the old one had opened,
  * and executes the program again.
  */
+#include <ctype.h>
 #include <dirent.h>
 #include <err.h>
 #include <errno.h>
@@ -37,7 +38,7 @@ extern char **environ;
 
 static struct {
 	int child_id;
-	bool try, fresh;
+	bool try, fresh, keep;
 	const char *again;		/* descriptors that the program was given, from an earlier generation of us */
 	char *path;			/* and what that found: the working directory may be another by now */
 	const char *listen[MAX_LISTEN];
@@ -58,7 +59,8 @@ static void usage(FILE *to)
 	      "  -l, --listen [HOST:]PORT\n"
 	      "                         a listening socket, handed over as systemd does (LISTEN_FDS); repeat for more\n"
 	      "  -f, --fresh            a new generation gets the files that the program was started with, not those that\n"
-	      "                         it opened itself: for one that opens its own port\n"
+	      "                         it opened itself: for one that opens its own port; the rule with --listen\n"
+	      "  -k, --keep             with --listen, all files all the same\n"
 	      "  -n, --try              where the kernel cannot do it, run the program unprotected\n", to);
 }
 
@@ -86,6 +88,7 @@ static int options(int argc, char **argv)
 		{ "heartbeat", required_argument, NULL, 'H' },
 		{ "listen", required_argument, NULL, 'l' },
 		{ "fresh", no_argument, NULL, 'f' },
+		{ "keep", no_argument, NULL, 'k' },
 		{ "try", no_argument, NULL, 'n' },
 		{ "help", no_argument, NULL, 'h' },
 		{ "again", required_argument, NULL, 'A' },
@@ -96,7 +99,7 @@ static int options(int argc, char **argv)
 	int c;
 
 	/* "+": the program's options are not ours */
-	while ((c = getopt_long(argc, argv, "+i:b:t:qecH:l:fnh", names, NULL)) != -1) {
+	while ((c = getopt_long(argc, argv, "+i:b:t:qecH:l:fknh", names, NULL)) != -1) {
 		switch (c) {
 		case 'i':
 			opt.child_id = number("--child-id", optarg, INT_MIN, INT_MAX);
@@ -127,6 +130,9 @@ static int options(int argc, char **argv)
 		case 'f':
 			opt.fresh = true;
 			break;
+		case 'k':
+			opt.keep = true;
+			break;
 		case 'n':
 			opt.try = true;
 			break;
@@ -149,6 +155,11 @@ static int options(int argc, char **argv)
 		p->burst = p->burst ? p->burst : 1;
 		p->interval_ms = p->interval_ms ? p->interval_ms : 60000;
 	}
+	if (opt.keep && (opt.fresh || !opt.listens))
+		errx(USAGE, "--keep: only with --listen, and without --fresh");
+	/* Who waits for an answer of the old generation is to see its end: nobody else knows of that connection. */
+	if (opt.listens && !opt.keep)
+		opt.fresh = true;
 	if (optind == argc)
 		errx(USAGE, "run which program? perdurectl run [OPTION...] -- PROGRAM [ARGUMENT...]");
 	return optind;
@@ -217,6 +228,9 @@ static void listen_on(const char *where, int fd)
 		host[strlen(host) - 1] = 0;
 		host++;
 	}
+	/* It would take the last 16 bits of any number. */
+	if (isdigit((unsigned char)*port) && port[strspn(port, "0123456789")] == 0)
+		number("--listen", port, 1, 65535);
 	error = getaddrinfo(host && *host ? host : NULL, port, &hints, &ai);
 	if (error)
 		errx(FAILED, "--listen %s: %s", where, gai_strerror(error));

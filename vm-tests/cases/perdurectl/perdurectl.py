@@ -9,6 +9,7 @@ import resource
 import shutil
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import tempfile
@@ -81,6 +82,7 @@ SERVER = """
 import os, socket, sys
 if sys.argv[1] == "own":
     listener = socket.create_server(("127.0.0.1", %d))
+    listener.set_inheritable(True)      # so that it outlives an execve(2), too
 else:
     assert os.environ["LISTEN_FDS"] == "2" and os.environ["LISTEN_PID"] == str(os.getpid())
     listener = socket.socket(fileno=3)
@@ -107,29 +109,44 @@ def connect(data: bytes) -> socket.socket:
 
 
 def servers() -> Iterator[str]:
-    """One that is given its sockets, whose waiting clients are not refused; one that opens its own."""
-    for options in (["-l", f"127.0.0.1:{PORT}", "--listen", f"[::1]:{PORT + 1}"], ["--fresh"]):
-        server = subprocess.Popen([CTL, "run", *options, "--", sys.executable, "-c", SERVER, "own" if options[0] == "--fresh" else "given"])
+    """One that is given its sockets, whose waiting clients are not refused; one that opens its own. Nobody waits for the old generation."""
+    listen = ["-l", f"127.0.0.1:{PORT}", "--listen", f"[::1]:{PORT + 1}"]
+    for options in (listen, ["--fresh"], [*listen, "--keep"]):
+        given, keep = "-l" in options, "--keep" in options
+        server = subprocess.Popen([CTL, "run", *options, "--", sys.executable, "-c", SERVER, "given" if given else "own"])
+        files, kept = [], []
         try:
             for number in range(3):
                 with connect(b"a") as client:
                     yield from differ(f"answer {number}", client.recv(100), b"%d" % server.pid)
-                with connect(b"x") as client:
-                    # Connected while the server dies: in the queue of the socket, if that is kept
-                    waiting = connect(b"a") if options[0] == "-l" else None
-                    if waiting:
+                    yield from differ("end of it", client.recv(1), b"")
+                    files.append(len(os.listdir(f"/proc/{server.pid}/fd")))
+                client = connect(b"x")
+                if given:
+                    # Connected while the server dies: in the queue of the socket, which is kept
+                    with connect(b"a") as waiting:
                         yield from differ(f"answer to one that waited, {number}", waiting.recv(100), b"%d" % server.pid)
-                        waiting.close()
-                    else:
-                        # Its connection was its own: closed with the generation
-                        yield from differ("end", client.recv(1), b"")
-            files = len(os.listdir(f"/proc/{server.pid}/fd"))
-            if options[0] == "--fresh" and files > 6:
-                yield f"{files} files are open"
+                if keep:
+                    kept.append(client)
+                else:
+                    # Its connection was its own: closed with the generation
+                    yield from differ("end", client.recv(1), b"")
+                    client.close()
+            yield from differ("descriptors", [n - files[0] for n in files], [0, 1, 2] if keep else [0, 0, 0])
             yield from differ("status", server.poll(), None)
         finally:
             server.kill()
             server.wait()
+            for client in kept:
+                client.close()
+
+
+def fresh_limit() -> Iterator[str]:
+    """The limit counts restarts of a program that is executed by way of perdurectl, too."""
+    count = Path(scratch) / "count"
+    process = subprocess.Popen([CTL, "run", "--fresh", "-b", "2", "-t", "1000000", "sh", "-c", f"echo $$ >>{count}; kill -SEGV $$; sleep 9"])
+    yield from differ("status", process.wait(60), -signal.SIGSEGV)
+    yield from differ("starts", count.read_text(), f"{process.pid}\n" * 3)
 
 
 def moved() -> Iterator[str]:
@@ -158,6 +175,9 @@ def refusals() -> Iterator[str]:
     yield from run("run", "-i", "x", "true", status=2, says="not a number")
     yield from run("run", "--nonsense", "true", status=2, says="usage")
     yield from run("run", "-l", "127.0.0.1:notaport", "true", status=125, says="--listen 127.0.0.1:notaport")
+    for port in "99999", "127.0.0.1:65536", "0", "184467440737095516160":
+        yield from run("run", "-l", port, "true", status=2, says="--listen .*: not a number from 1 to 65535")
+    yield from run("run", "--keep", "true", status=2, says="only with --listen")
     yield from run("run", "-l", "1", "true", status=2, says="LISTEN_FDS", env=os.environ | {"LISTEN_FDS": "1"})
     yield from run("run", "true", status=125, says="128 KiB", env=os.environ | {"A": "a" * 131000})
     for fresh in ([], ["--fresh"]):
@@ -171,27 +191,57 @@ def refusals() -> Iterator[str]:
     yield from run("list", "x", status=2, says="show PID")
     yield from run("log", "-n", "0", status=2, says="not a number")
     yield from run("list", "-n", "1", status=2, says="for log")
-    # A program with privileges that its starter has not
-    suid = program("", "suid")
-    shutil.copy(STATIC, suid)
-    os.chown(suid, 2002, 2002)
-    os.chmod(suid, 0o6755)
+    # A program with privileges that its starter has not: a user, a group, a capability (effective and permitted, CAP_NET_BIND_SERVICE)
+    gains = program("", "gains")
+    shutil.copy(STATIC, gains)
+    os.chown(gains, 2002, 2002)
     os.chmod(scratch, 0o755)
-    yield from run("run", suid, status=126, says="gets privileges", user=NOBODY, group=NOBODY)
-    os.chmod(suid, 0o755)
-    yield from run("run", suid, "1", "2", status=41, user=NOBODY, group=NOBODY)
+    for mode, capability in ((0o4755, False), (0o2755, False), (0o6755, False), (0o755, True)):
+        os.chmod(gains, mode)
+        if capability:
+            os.setxattr(gains, "security.capability", struct.pack("<5I", 0x02000001, 1 << 10, 0, 0, 0))
+        yield from run("run", gains, status=126, says="gets privileges", user=NOBODY, group=NOBODY)
+    # Root has them all
+    yield from run("run", gains, "1", "2", status=41)
+    os.removexattr(gains, "security.capability")
+    # Without the group's right to execute it, the bit means something else
+    for mode in (0o2705, 0o755):
+        os.chmod(gains, mode)
+        yield from run("run", gains, "1", "2", status=41, user=NOBODY, group=NOBODY)
 
 
 def switched_off() -> Iterator[str]:
-    """kernel.restart.enabled = 0: says how to switch it on; with --try the program runs."""
+    """kernel.restart.enabled = 0: says how to switch it on, and what it knows; with --try the program runs."""
+    process = subprocess.Popen([CTL, "run", "sh", "-c", "kill -STOP $$; exit 3"])
+    os.waitid(os.P_PID, process.pid, os.WSTOPPED)
+    os.kill(process.pid, signal.SIGSEGV)
+    os.kill(process.pid, signal.SIGCONT)
+    os.waitid(os.P_PID, process.pid, os.WSTOPPED)
+    says = "sysctl kernel.restart.enabled=1"
     (SYSCTL / "enabled").write_text("0")
     try:
-        for command in (["list"], ["log"], ["check"], ["show", "1"]):
-            yield from run(*command, status=1, says="sysctl kernel.restart.enabled=1")
-        yield from run("run", "true", status=125, says="sysctl kernel.restart.enabled=1.*--try")
+        for command in (["list", "--json"], ["log", "--json", process.pid], ["show", "--json", process.pid]):
+            done = ctl(*command)
+            yield from differ(f"{command}", (done.returncode, "faults kill: " + says in done.stderr), (0, True))
+            told = json.loads(done.stdout)
+            told = told[0] if isinstance(told, list) else told
+            yield from differ("told", (told["pid"], told["generation"], told["signo"]), (process.pid, 2, 11))
+        watch = subprocess.Popen([CTL, "watch", str(process.pid)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        assert watch.stderr and watch.stdout
+        yield from differ("watch", says in watch.stderr.readline(), True)
+        yield from run("check", status=1, says=says)
+        yield from run("run", "true", status=125, says=f"{says}.*--try")
         yield from run("run", "--try", "sh", "-c", "exit 5", status=5, says="a fault will be the end")
     finally:
         (SYSCTL / "enabled").write_text("1")
+    # It goes on to watch; where it was only asked to begin with, it may see the fault before as well
+    process.send_signal(signal.SIGSEGV)
+    process.send_signal(signal.SIGCONT)
+    yield from differ("seen", f"sh[{process.pid}]  SIGSEGV" in watch.stdout.readline(), True)
+    watch.kill()
+    watch.communicate()
+    process.kill()
+    process.wait()
 
 
 def checks() -> Iterator[str]:
@@ -343,7 +393,7 @@ def completion() -> Iterator[str]:
 
 def main() -> int:
     (SYSCTL / "min_interval_ms").write_text("0")
-    return ktap.run(checks, tells, names, log, restarts, servers, moved, refusals, switched_off, exit_policy, policies, drop_in, completion)
+    return ktap.run(checks, tells, names, log, restarts, servers, fresh_limit, moved, refusals, switched_off, exit_policy, policies, drop_in, completion)
 
 
 if __name__ == "__main__":
