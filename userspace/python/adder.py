@@ -88,7 +88,10 @@ def main() -> None:
     state = perdure.State("adder", STATE.size)
     while True:
         with clients.pop() if clients else listener.accept()[0] as client:
-            serve(client, state, restarted)
+            try:
+                serve(client, state, restarted)
+            except ConnectionError:
+                pass                # it has gone, with an answer on its way perhaps: the next one, please
         restarted = False
 
 

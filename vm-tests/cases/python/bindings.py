@@ -6,6 +6,7 @@ import errno
 import os
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import threading
@@ -82,6 +83,16 @@ def calls() -> Iterator[str]:
         yield from differ("pending()", perdure.pending(), [])
         other.close()
         yield from differ("end", perdure.hread(one, 4), b"")
+    one, other = socket.socketpair()
+    with one, other:
+        one.setblocking(False)
+        for function, *args in ((perdure.hread, one, 1), (perdure.lwrite, one, b"x" * 1000)):
+            try:
+                while function(*args):
+                    pass
+                yield f"{function.__name__} gave nothing"
+            except BlockingIOError:
+                pass
     yield from fails(errno.EBADF, perdure.hread, 999, 1)
 
 
@@ -405,6 +416,19 @@ def adder() -> Iterator[str]:
                 yield from differ(f"answer {number}", answers.readline(), b"%d\n" % total)
             client.shutdown(socket.SHUT_WR)
             yield from differ("rest", answers.read(), b"")
+        # One that goes away in the middle takes nobody along, whatever the service is doing
+        for lines in (0, 1, 100000):
+            client = socket.create_connection(("127.0.0.1", PORT), timeout=30)
+            client.setblocking(False)
+            try:
+                client.sendall(b"1\n" * lines)
+            except BlockingIOError:
+                pass                # it waits for us to read its answers
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            client.close()
+            with socket.create_connection(("127.0.0.1", PORT), timeout=30) as client, client.makefile("rb") as answers:
+                client.sendall(b"5\n")
+                yield from differ(f"answer after a reset in {lines} lines", answers.readline(), b"5\n")
         yield from differ("status", server.poll(), None)
         server.kill()
         out = server.communicate()[0].splitlines()
