@@ -2,8 +2,9 @@
 /*
  * unregistered [guest] ROUNDS TRUE
  *
- * What a process that never heard of us pays: ordinary calls, run on the stock kernel and on the patched one. TRUE is
- * a small static program. Cheap operations are timed in batches, so that the clock's own cost disappears.
+ * What a process that never heard of us pays: ordinary calls, run on the stock kernel and on the patched one, and once
+ * more after another user has used every call. TRUE is a small static program. Cheap operations are timed in batches, so
+ * that the clock's own cost disappears.
  */
 #include <arpa/inet.h>
 #include <poll.h>
@@ -14,6 +15,10 @@
 #include <sys/wait.h>
 
 #include "bench.h"
+
+#ifndef __NR_restartctl
+#define __NR_restartctl	506
+#endif
 
 extern char **environ;
 
@@ -182,18 +187,53 @@ static void open_all(void)
 	TRY(madvise(pages, PAGES * 4096, MADV_NOHUGEPAGE) < 0 && errno != EINVAL ? -1 : 0);
 }
 
-int main(int argc, char **argv)
+/*
+ * Another user uses every call, leaves data unread at the end of one process and restarts another. On the stock kernel
+ * all of it fails. What is switched on while it is in use has to be off again afterwards.
+ */
+static void use_every_call(void)
 {
-	int arg = argc > 1 && !strcmp(argv[1], "guest") ? 2 : 1, rounds;
+	pid_t pid = TRY(fork());
+	int status;
 
-	if (argc - arg != 2) {
-		fprintf(stderr, "usage: %s [guest] ROUNDS TRUE\n", argv[0]);
-		return 2;
+	if (!pid) {
+		char *const argv[] = { program, NULL };
+		struct restart_policy policy = { 0 };
+		struct reg_info info;
+		struct io_log log;
+		int p[2], file;
+		char buf[64];
+
+		TRY(setresuid(65534, 65534, 65534));
+		TRY(pipe(p));
+		TRY(write(p[1], "0123456789", 10));
+		if (syscall(__NR_reregist, program, argv, environ, 0, 0) < 0)
+			_exit(0);
+		TRY(syscall(__NR_getreginfo, &info, sizeof(info), 0));
+		TRY(syscall(__NR_restartctl, RESTARTCTL_GET_POLICY, &policy, sizeof(policy), 0));
+		TRY(syscall(__NR_restartctl, RESTARTCTL_SET_POLICY, &policy, sizeof(policy), 0));
+		syscall(__NR_restartctl, RESTARTCTL_HEARTBEAT, NULL, 0ul, 0);
+		/* Refused, so that all ten bytes are unread. */
+		if (syscall(__NR_hread, p[0], buf, 64ul, 60ul, 0) != -1 || errno != EINVAL)
+			_exit(1);
+		TRY(read(p[0], buf, 4));
+		TRY(syscall(__NR_hread, p[0], buf, 4ul, 0ul, 0));
+		TRY(syscall(__NR_lwrite, p[1], buf, 4ul, 0));
+		file = TRY(open(program, O_RDONLY));
+		TRY(syscall(__NR_lsendfile, p[1], file, NULL, 16ul, 0));
+		TRY(syscall(__NR_getiolog, p[0], &log, sizeof(log), 0));
+		*(volatile int *)NULL = 0;
 	}
-	rounds = atoi(argv[arg]);
-	program = argv[arg + 1];
-	bench_setup(argc, argv);
-	open_all();
+	TRY(waitpid(pid, &status, 0));
+	if (status) {
+		fprintf(stderr, "bench: the other user ended with %#x\n", status);
+		exit(1);
+	}
+	sleep(3);
+}
+
+static void measure(const char *side, int rounds)
+{
 	for (size_t c = 0; c < sizeof(cases) / sizeof(cases[0]); c++) {
 		static struct samples s;
 
@@ -206,7 +246,24 @@ int main(int argc, char **argv)
 			if (i >= 0)
 				add_sample(&s, (now_ns() - t) / (double)(cases[c].batch * cases[c].per));
 		}
-		report(cases[c].name, "this kernel", &s);
+		report(cases[c].name, side, &s);
 	}
+}
+
+int main(int argc, char **argv)
+{
+	int arg = argc > 1 && !strcmp(argv[1], "guest") ? 2 : 1, rounds;
+
+	if (argc - arg != 2) {
+		fprintf(stderr, "usage: %s [guest] ROUNDS TRUE\n", argv[0]);
+		return 2;
+	}
+	rounds = atoi(argv[arg]);
+	program = argv[arg + 1];
+	bench_setup(argc, argv);
+	open_all();
+	measure("this kernel", rounds);
+	use_every_call();
+	measure("after use", rounds);
 	return 0;
 }
