@@ -4,6 +4,7 @@
 
 #include <linux/io_uring.h>
 #include <netinet/in.h>
+#include <pthread.h>
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
 #include <sys/inotify.h>
@@ -214,13 +215,17 @@ T(hread_huge_length)
 	T_EQ(syscall(NR_hread, p[0], buf, 4096, 0, 0), 20);
 	T_EQ(t_match(buf, 20, 0), 20);
 	T_ASSERT(write(p[1], "abcde", 5) == 5);
+	/* As read(2): one that no address space has is an error, and nothing is lost. */
+	T_ERR(read(p[0], buf, SIZE_MAX), EFAULT);
+	T_ERR(syscall(NR_hread, p[0], buf, SIZE_MAX, 0, 0), EFAULT);
+	T_ERR(syscall(NR_hread, p[0], buf, SIZE_MAX, SIZE_MAX, 0), EFAULT);
 	for (int shift = 31; shift < 64; shift++) {
 		n = syscall(NR_hread, p[0], buf, 1ul << shift, 21, HREAD_NOWAIT);
 		if (n == -1) {
 			T_EXPECT(errno == EINVAL || errno == EFAULT);
 			continue;
 		}
-		/* As read(2): a length that no address space has is cut. */
+		/* What is within it, but more than a call reads at once, is cut. */
 		T_EQ(n, 5);
 		T_MEMEQ(buf, "abcde", 5);
 		T_IOLOG(p[0], 25, 21, 0, 0);
@@ -229,6 +234,81 @@ T(hread_huge_length)
 	T_EQ(syscall(NR_hread, p[0], buf, 5, 0, 0), 5);
 	T_MEMEQ(buf, "abcde", 5);
 	T_IOLOG(p[0], 25, 0, 0, 0);
+}
+
+/* ---- errors, of a process with threads: there, a call takes a reference and the lock of the file position ---- */
+
+static void *reads_on(void *arg)
+{
+	int fd = *(int *)arg;
+	char c;
+
+	T_EQ(read(fd, &c, 1), 1);
+	T_EQ(lseek(fd, 0, SEEK_CUR), 1);
+	T_EQ(lseek(fd, 0, SEEK_SET), 0);
+	return NULL;
+}
+
+static void *stays(void *arg)
+{
+	while (!t_word[0])
+		t_sleep_ms(1);
+	return arg;
+}
+
+/* Each of these calls fails. */
+static void all_fail(int fd, int other)
+{
+	struct io_log log;
+	char c = 'x';
+
+	T_ERR(syscall(NR_lwrite, fd, &c, 1, 1), EINVAL);
+	T_ERR(syscall(NR_hread, fd, &c, 1, 0, ~0u), EINVAL);
+	T_ERR(syscall(NR_lsendfile, other, fd, NULL, 1, 1), EINVAL);
+	T_ERR(syscall(NR_getiolog, fd, &log, sizeof(log), 1), EINVAL);
+	T_ERR(syscall(NR_getiolog, fd, NULL, sizeof(log), 0), EFAULT);
+	T_ERR(syscall(NR_getiolog, fd, &log, 1, 0), EINVAL);
+	T_ERR(syscall(NR_lsendfile, other, fd, T_KERNEL_PTR, 1, 0), EFAULT);
+	T_ERR(syscall(NR_lsendfile, fd, -1, NULL, 1, 0), EBADF);
+	T_ERR(syscall(NR_lsendfile, -1, fd, NULL, 1, 0), EBADF);
+}
+
+T(errors_beside_a_thread)
+{
+	int p[2], q[2], file;
+	pthread_t other, t;
+	char path[PATH_MAX];
+
+	signal(SIGPIPE, SIG_IGN);
+	T_ASSERT(!pthread_create(&other, NULL, stays, NULL));
+	t_write_file(t_path(path, "file"), "abc", 3, 0600);
+	file = T_OK(open(path, O_RDONLY));
+	T_OK(pipe(p));
+	T_OK(pipe(q));
+	for (int i = 0; i < 3; i++) {
+		T_ERR(x_lwrite(file, "x", 1), EBADF);
+		T_ERR(x_lwrite(file, "x", 0), EBADF);
+		T_ERR(x_hread(file, path, 1, 0), EINVAL);
+		T_ERR(x_lsendfile(file, file, NULL, 1), EBADF);
+		all_fail(file, q[1]);
+		/* Another thread can read, and move the position. */
+		T_ASSERT(!pthread_create(&t, NULL, reads_on, &file));
+		T_ASSERT(!pthread_join(t, NULL));
+	}
+	T_ASSERT(write(p[1], "abc", 3) == 3);
+	T_ERR(x_lwrite(p[0], "x", 1), EBADF);
+	T_ERR(x_hread(p[1], path, 1, 0), EBADF);
+	T_ERR(x_hread(p[0], T_KERNEL_PTR, 1, 0), EFAULT);
+	T_ERR(x_hread(p[0], t_none(), 1, 0), EFAULT);
+	T_ERR(x_hread(p[0], path, 1, 9), EINVAL);
+	T_ERR(x_hread_nowait(p[0], path, 9, 9), EINVAL);
+	T_ERR(x_lwrite(p[1], t_none(), 1), EFAULT);
+	all_fail(p[0], q[1]);
+	/* No reference is left: the last close is one. */
+	close(p[0]);
+	T_ERR(write(p[1], "x", 1), EPIPE);
+	t_word[0] = 1;
+	T_ASSERT(!pthread_join(other, NULL));
 }
 
 static int uring(void)

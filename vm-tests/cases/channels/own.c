@@ -2,8 +2,8 @@
 /* Whose data it is, how much, for how long: processes, threads, limits, memory; and who is woken. */
 #include "chan.h"
 #include "../lib/cgroup.h"
+#include "ring.h"
 
-#include <linux/io_uring.h>
 #include <pthread.h>
 #include <sys/epoll.h>
 
@@ -164,6 +164,28 @@ T(exit_drops)
 	}
 }
 
+/* It is dropped as soon as the holder is dead, whether or not its parent has asked for its status. */
+T(zombie_drops)
+{
+	for_each_kind(k, ~0) {
+		siginfo_t info;
+		int fd[2];
+		pid_t pid;
+
+		k->open(fd);
+		feed(fd[1], 20, 0);
+		READABLE(fd[0], 1);
+		pid = t_fork();
+		if (!pid) {
+			GET(fd[0], 20, 0, 0);
+			_exit(0);
+		}
+		T_OK(waitid(P_PID, pid, &info, WEXITED | WNOWAIT));
+		T_IOLOG(fd[0], 20, 20, 0, 0);
+		T_EXITED(t_wait(pid), 0);
+	}
+}
+
 /* Also when the holder has closed the file before, and when it is another program by then. */
 T(exit_drops_what_was_closed)
 {
@@ -214,6 +236,61 @@ ROLE(heir)
 		T_EQ(x_hread(RD, NULL, 0, released), 0);
 	t_register("heir_restarted", argv[0], argv[1], NULL);
 	t_crash();
+}
+
+/* What a process holds, by its registration */
+static long held_bytes(void)
+{
+	char text[4096], *line;
+
+	T_ASSERT(t_get("/proc/self/restart", text, sizeof(text)) > 0);
+	line = strstr(text, "held_bytes:");
+	T_ASSERT(line);
+	return atol(line + strlen("held_bytes:"));
+}
+
+ROLE(counted_restarted)
+{
+	T_EQ(t_generation(), 2);
+	T_EQ(held_bytes(), 0);
+	T_IOLOG(RD, 25, 3, 22, 0);
+	GET(RD, 22, 3, 0);
+	T_EQ(held_bytes(), 22);
+	T_EQ(x_hread(RD, NULL, 0, 22), 0);
+	T_EQ(held_bytes(), 0);
+	return 0;
+}
+
+ROLE(counted)
+{
+	t_register("counted_restarted", NULL);
+	/* The first call finds what the process held as another program. */
+	feed(WR, 5, 20);
+	READABLE(RD, 1);
+	GET(RD, 5, 20, 0);
+	T_EQ(held_bytes(), 25);
+	T_EQ(x_hread(RD, NULL, 0, 3), 0);
+	T_EQ(held_bytes(), 22);
+	t_crash();
+	return 0;
+}
+
+T(counted_over_execve)
+{
+	for_each_kind(k, STREAM) {
+		if (k->flags & TTY)
+			continue;
+		T_CHILD {
+			open_at(k, RD, WR);
+			t_register("counted", NULL);
+			feed(WR, 20, 0);
+			READABLE(RD, 1);
+			GET(RD, 20, 0, 0);
+			T_EQ(held_bytes(), 20);
+			execl(t_self, "prog", "@counted", NULL);
+			T_ASSERT(!"execve");
+		}
+	}
 }
 
 T(held_over_execve)
@@ -981,53 +1058,6 @@ T(memory_limit)
 }
 
 /* ---- io_uring ---- */
-
-struct ring {
-	int fd;
-	struct io_uring_params p;
-	char *sq, *cq;
-	struct io_uring_sqe *sqes;
-};
-
-static void ring_open(struct ring *r)
-{
-	memset(r, 0, sizeof(*r));
-	r->fd = syscall(SYS_io_uring_setup, 8, &r->p);
-	if (r->fd < 0 && (errno == ENOSYS || errno == EPERM))
-		t_skip("no io_uring");
-	T_OK(r->fd);
-	r->sq = mmap(NULL, r->p.sq_off.array + r->p.sq_entries * 4, PROT_READ | PROT_WRITE, MAP_SHARED, r->fd,
-		     IORING_OFF_SQ_RING);
-	r->cq = mmap(NULL, r->p.cq_off.cqes + r->p.cq_entries * sizeof(struct io_uring_cqe), PROT_READ | PROT_WRITE,
-		     MAP_SHARED, r->fd, IORING_OFF_CQ_RING);
-	r->sqes = mmap(NULL, r->p.sq_entries * sizeof(struct io_uring_sqe), PROT_READ | PROT_WRITE, MAP_SHARED, r->fd,
-		       IORING_OFF_SQES);
-	T_ASSERT(r->sq != MAP_FAILED && r->cq != MAP_FAILED && r->sqes != MAP_FAILED);
-}
-
-/* Submits one request and waits for its result. */
-static int ring_do(struct ring *r, int op, int fd, void *buf, unsigned int len)
-{
-	unsigned int *tail = (void *)(r->sq + r->p.sq_off.tail), *head = (void *)(r->cq + r->p.cq_off.head);
-	unsigned int mask = *(unsigned int *)(r->sq + r->p.sq_off.ring_mask);
-	unsigned int cmask = *(unsigned int *)(r->cq + r->p.cq_off.ring_mask), i = *tail & mask;
-	struct io_uring_cqe *cqes = (void *)(r->cq + r->p.cq_off.cqes);
-	int res;
-
-	memset(&r->sqes[i], 0, sizeof(r->sqes[i]));
-	r->sqes[i].opcode = op;
-	r->sqes[i].fd = fd;
-	r->sqes[i].addr = (uintptr_t)buf;
-	r->sqes[i].len = len;
-	if (op == IORING_OP_READ)
-		r->sqes[i].off = -1;
-	((unsigned int *)(r->sq + r->p.sq_off.array))[i] = i;
-	__atomic_store_n(tail, *tail + 1, __ATOMIC_RELEASE);
-	T_EQ(syscall(SYS_io_uring_enter, r->fd, 1, 1, IORING_ENTER_GETEVENTS, NULL, 0), 1);
-	res = cqes[*head & cmask].res;
-	__atomic_store_n(head, *head + 1, __ATOMIC_RELEASE);
-	return res;
-}
 
 ROLE(ring_reads)
 {
