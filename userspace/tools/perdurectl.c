@@ -392,6 +392,10 @@ static void print_record(const struct pair *p, int n)
 		printf("  %s: generation %s after %lld us", value_of(p, n, "rung"), value_of(p, n, "generation"), took / 1000);
 	else if (!strcmp(outcome, "limit"))
 		printf("  dead: one fault too many");
+	else if (!strcmp(outcome, "killed"))
+		printf("  killed while it was being restarted");
+	else if (!strcmp(outcome, "ended"))
+		printf("  ended by itself while it was being restarted");
 	else
 		printf("  dead: %s: %s", outcome, strerror(atoi(value_of(p, n, "error"))));
 	if (!strcmp(value_of(p, n, "suspect_twice"), "1"))

@@ -158,7 +158,7 @@ def manual() -> Iterator[str]:
         comment = re.search(rf"/\*\*\n \* sys_{c.name} - .*?\*/", code, re.S)
         if not comment:
             yield f"kernel/zlr: sys_{c.name} has no kernel-doc comment"
-    for name in ("enabled", "min_interval_ms", "held_bytes_max"):
+    for name in ("enabled", "min_interval_ms", "cap_burst", "cap_interval_ms", "held_bytes_max"):
         for where, text in (("docs/abi/zlr.md", chapter), ("kernel/zlr/sysctl.c", kernel_text("kernel/zlr/sysctl.c")),
                             ("zlr.rst", kernel_text("Documentation/userspace-api/zlr.rst"))):
             if name not in text:

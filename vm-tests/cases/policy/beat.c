@@ -2,6 +2,7 @@
 /* Heartbeats: who is late, who is not, and what a hang cannot prevent. */
 #include "pol.h"
 
+#include <limits.h>
 #include <linux/futex.h>
 #include <pthread.h>
 #include <sys/epoll.h>
@@ -548,6 +549,134 @@ T(init_hangs)
 			spin();
 		}
 		T_EXITED(t_wait(pid), 5);
+	}
+	T_EQ(t_word[W_RUNS], 1);
+}
+
+/* ---- many threads ---- */
+
+#define TRACE	"/sys/kernel/tracing/"
+
+static void *last_thread(void *arg)
+{
+	(void)arg;
+	t_word[W_BEATS] = gettid_();
+	in_pause();
+	return NULL;
+}
+
+static void start_threads(int n)
+{
+	pthread_attr_t attr;
+	pthread_t thread;
+
+	T_EQ(pthread_attr_init(&attr), 0);
+	T_EQ(pthread_attr_setstacksize(&attr, PTHREAD_STACK_MIN), 0);
+	for (int i = 0; i < n; i++)
+		T_ASSERT(!pthread_create(&thread, &attr, hang_thread, in_pause));
+	T_ASSERT(!pthread_create(&thread, &attr, last_thread, NULL));
+}
+
+/* The shortest of the timer's interrupts in the trace, in microseconds, and how many there are */
+static unsigned long shortest_us(int *runs)
+{
+	static char text[16 << 20];
+	unsigned long began[64] = {}, shortest = -1, sec, usec;
+	char *next;
+
+	*runs = 0;
+	t_get(TRACE "trace", text, sizeof(text));
+	for (char *line = text; line && *line; line = next) {
+		char *event, *time;
+		unsigned int cpu;
+
+		next = strchr(line, '\n');
+		if (next)
+			*next++ = 0;
+		event = strstr(line, ": hrtimer_expire_");
+		time = strchr(line, '[');
+		if (*line == '#' || !event || !time)
+			continue;
+		cpu = atoi(time + 1) % 64;
+		for (time = event; time > line && time[-1] != ' '; time--)
+			;
+		if (sscanf(time, "%lu.%lu", &sec, &usec) != 2)
+			continue;
+		usec += sec * 1000000;
+		if (strstr(event, "function=zlr_beat_timer")) {
+			began[cpu] = usec;
+		} else if (strstr(event, "expire_exit") && began[cpu]) {
+			if (usec - began[cpu] < shortest)
+				shortest = usec - began[cpu];
+			began[cpu] = 0;
+			++*runs;
+		}
+	}
+	return shortest;
+}
+
+/* The process never beats, and the last of its threads, which a tracer has stopped, is its excuse. */
+static unsigned long timer_us(int threads)
+{
+	int status, runs = 0;
+	unsigned long us = 0;
+	pid_t pid;
+
+	t_word[W_BEATS] = 0;
+	t_word[W_STOP] = 0;
+	pid = t_fork();
+	if (!pid) {
+		start_threads(threads);
+		while (!t_word[W_STOP])
+			t_sleep_ms(5);
+		t_register("must_not_run", NULL);
+		policy(0, 0, 0, RESTART_HEARTBEAT_MIN);
+		in_pause();
+	}
+	while (!t_word[W_BEATS])
+		t_sleep_ms(5);
+	T_OK(ptrace(PTRACE_SEIZE, (pid_t)t_word[W_BEATS], NULL, 0));
+	T_OK(ptrace(PTRACE_INTERRUPT, (pid_t)t_word[W_BEATS], NULL, 0));
+	T_OK(waitpid((pid_t)t_word[W_BEATS], &status, __WALL));
+	T_OK(t_put(TRACE "trace", "0"));
+	T_OK(t_put(TRACE "events/timer/hrtimer_expire_entry/enable", "1"));
+	T_OK(t_put(TRACE "events/timer/hrtimer_expire_exit/enable", "1"));
+	t_word[W_STOP] = 1;
+	for (int i = 0; i < 50 * t_slow() && runs < 5; i++) {
+		t_sleep_ms(200);
+		us = shortest_us(&runs);
+	}
+	T_EXPECT(runs >= 5);
+	T_EQ(proc_num(pid, "generation"), 1);
+	T_OK(t_put(TRACE "events/timer/hrtimer_expire_entry/enable", "0"));
+	T_OK(t_put(TRACE "events/timer/hrtimer_expire_exit/enable", "0"));
+	T_OK(t_put(TRACE "trace", "0"));
+	kill(pid, SIGKILL);
+	T_OK(waitpid((pid_t)t_word[W_BEATS], &status, __WALL));
+	T_KILLED(t_wait(pid), SIGKILL);
+	return us;
+}
+
+/* However many threads there are, what is done with interrupts off is the same. */
+T_LIMIT(timer_looks_at_no_thread, 60)
+{
+	unsigned long one, many;
+
+	if (access(TRACE "events/timer", F_OK))
+		t_skip("no tracepoints in this kernel");
+	one = timer_us(0);
+	many = timer_us(t_slow() > 1 ? 1000 : 4000);
+	t_note("the timer's interrupt: %lu us, with thousands of threads %lu us", one, many);
+	T_EXPECT(many <= 4 * one + 20 * t_slow());
+}
+
+T_LIMIT(hang_among_a_thousand_threads, 60)
+{
+	t_word[W_RUNS] = 0;
+	T_CHILD {
+		start_threads(1000);
+		promise("after_hang");
+		in_sleep();
 	}
 	T_EQ(t_word[W_RUNS], 1);
 }

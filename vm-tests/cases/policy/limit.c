@@ -273,6 +273,73 @@ T(limit_and_sysctl)
 	T_OK(t_sysctl("min_interval_ms", 60000));
 }
 
+ROLE(fault_on_and_on)
+{
+	t_word[W_RUNS]++;
+	t_crash();
+}
+
+/* Whatever a policy asks for, the administrator has the last word, at any time. */
+T(cap)
+{
+	T_EQ(t_sysctl_get("cap_burst"), 64);
+	T_EQ(t_sysctl_get("cap_interval_ms"), 0);
+	T_ERR(t_sysctl("cap_burst", 0), EINVAL);
+	T_ERR(t_sysctl("cap_burst", 65), EINVAL);
+	T_OK(t_sysctl("cap_burst", 3));
+	T_OK(t_sysctl("cap_interval_ms", 600000));
+	/* With no limit of its own, with one that is wider, with one that is narrower */
+	t_word[W_RUNS] = 0;
+	T_CHILD {
+		pid_t pid = t_fork();
+
+		if (!pid) {
+			t_register("fault_again", "9999", "3", "3", NULL);
+			policy(RESTART_LIMIT, 64, 0, 0);
+			t_crash();
+		}
+		T_KILLED(t_wait(pid), SIGSEGV);
+	}
+	T_EQ(t_word[W_RUNS], 3);
+	t_word[W_RUNS] = 0;
+	T_CHILD {
+		pid_t pid = t_fork();
+
+		if (!pid) {
+			t_register("fault_again", "9999", "3", "3", NULL);
+			policy(RESTART_LIMIT, 64, 1000, 0);
+			t_crash();
+		}
+		T_KILLED(t_wait(pid), SIGSEGV);
+	}
+	T_EQ(t_word[W_RUNS], 3);
+	T_KILLED(faults("9999", "2", 600000), SIGSEGV);
+	T_EQ(t_word[W_RUNS], 2);
+	/* And without a policy */
+	T_OK(t_sysctl("min_interval_ms", 0));
+	t_word[W_RUNS] = 0;
+	T_CHILD {
+		pid_t pid = t_fork();
+
+		if (!pid) {
+			t_register("fault_on_and_on", NULL);
+			t_crash();
+		}
+		T_KILLED(t_wait(pid), SIGSEGV);
+	}
+	T_EQ(t_word[W_RUNS], 3);
+	T_OK(t_sysctl("min_interval_ms", 60000));
+	T_OK(t_sysctl("cap_interval_ms", 0));
+	T_EXITED(faults("7", "1", 0), 0);
+	T_OK(t_sysctl("cap_burst", 64));
+	/* It is root's. */
+	T_CHILD {
+		t_drop_root();
+		T_ERR(t_sysctl("cap_burst", 64), EACCES);
+		T_ERR(t_sysctl("cap_interval_ms", 0), EACCES);
+	}
+}
+
 /* A new generation may ask for less. */
 ROLE(lower)
 {

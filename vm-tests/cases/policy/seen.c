@@ -2,6 +2,8 @@
 /* What /proc/PID/restart and /proc/restart_log tell, and to whom. */
 #include "pol.h"
 
+#include <pthread.h>
+#include <sched.h>
 #include <sys/epoll.h>
 #include <sys/mount.h>
 #include <sys/user.h>
@@ -94,12 +96,45 @@ T(after_a_restart)
 		t_drop_root();
 		T_EQ(proc_num(pid, "generation"), 2);
 		T_EQ(proc_num(pid, "signo"), SIGSEGV);
+		T_EXPECT(!proc_line(pid, "heartbeat_left_ns"));
 		T_EXPECT(!proc_line(pid, "fault_addr"));
 		T_EXPECT(!proc_line(pid, "path"));
 		T_EXPECT(!proc_line(pid, "argv"));
 	}
 	t_word[W_STOP] = 1;
 	T_EXITED(t_wait(pid), 0);
+}
+
+/* As for every file, it is the identity for files that counts, not the one that sent the open file here. */
+T(looked_into_by_whom)
+{
+	static const struct {
+		uid_t real, files;
+		bool may;
+	} readers[] = {
+		{ T_NOBODY, T_NOBODY, true }, { T_OTHER, T_NOBODY, true }, { T_NOBODY, T_OTHER, false },
+	};
+	pid_t pid = t_fork();
+
+	if (!pid) {
+		t_drop_root();
+		T_OK(prctl(PR_SET_DUMPABLE, 1));
+		T_EQ(x_reregist(t_self, args, NULL, 1), 0);
+		t_word[W_READY] = 1;
+		pause();
+	}
+	while (!t_word[W_READY])
+		t_sleep_ms(5);
+	for (size_t i = 0; i < ARRAY_LEN(readers); i++) {
+		T_CHILD {
+			T_OK(setresgid(T_NOBODY, T_NOBODY, T_NOBODY));
+			T_OK(setresuid(readers[i].real, readers[i].files, readers[i].files));
+			T_EQ(proc_num(pid, "registered"), 1);
+			T_EQ(!!proc_line(pid, "argv"), readers[i].may);
+			T_EQ(!!proc_line(pid, "heartbeat_left_ns"), readers[i].may);
+		}
+	}
+	t_reap(pid);
 }
 
 T(held_bytes)
@@ -491,6 +526,88 @@ T(namespaces)
 	close(fd);
 }
 
+/* How many records has the log, and how many of them are of process `pid`? */
+static int log_count(int fd, pid_t pid, int *of_pid)
+{
+	static char text[1 << 20];
+	unsigned long long seq, last = 0;
+	int count = 0;
+	ssize_t n;
+
+	*of_pid = 0;
+	T_OK(lseek(fd, 0, SEEK_SET));
+	while ((n = T_OK(read(fd, text, sizeof(text) - 1))) > 0) {
+		text[n] = 0;
+		for (char *next, *line = text; *line; line = next) {
+			next = strchr(line, '\n') + 1;
+			next[-1] = 0;
+			T_ASSERT(sscanf(line, "seq=%llu ", &seq) == 1);
+			T_EXPECT(!count || seq > last);
+			last = seq;
+			count++;
+			*of_pid += atoi(log_value(line, "pid")) == pid;
+		}
+	}
+	return count;
+}
+
+static bool log_has(int fd, pid_t pid)
+{
+	int of_pid;
+
+	log_count(fd, pid, &of_pid);
+	return of_pid;
+}
+
+/* Root of a namespace that anybody can make is not root. */
+T(root_of_a_namespace)
+{
+	pid_t root = crash("done", 0), own;
+	int fd;
+
+	T_CHILD {
+		t_drop_root();
+		T_OK(prctl(PR_SET_DUMPABLE, 1));
+		if (unshare(CLONE_NEWUSER))
+			t_skip("no user namespaces for this user");
+		T_OK(t_put("/proc/self/uid_map", "0 65534 1"));
+		T_EQ(getuid(), 0);
+		fd = T_OK(open("/proc/restart_log", O_RDONLY));
+		T_EXPECT(!log_has(fd, root));
+		own = crash("done", 0);
+		T_EXPECT(log_has(fd, own));
+		T_EXPECT(!log_has(fd, root));
+	}
+}
+
+/* Who opened it is asked for, and not who reads. */
+T(passed_on)
+{
+	pid_t root = crash("done", 0), nobody;
+	int roots, nobodys;
+
+	nobody = t_fork();
+	if (!nobody) {
+		t_drop_root();
+		t_register("done", NULL);
+		t_crash();
+	}
+	T_EXITED(t_wait(nobody), 0);
+	roots = T_OK(open("/proc/restart_log", O_RDONLY));
+	T_OK(seteuid(T_NOBODY));
+	nobodys = T_OK(open("/proc/restart_log", O_RDONLY));
+	T_OK(seteuid(0));
+	T_EXPECT(log_has(nobodys, nobody));
+	T_EXPECT(!log_has(nobodys, root));
+	T_CHILD {
+		t_drop_root();
+		T_EXPECT(log_has(roots, root));
+		T_EXPECT(log_has(roots, nobody));
+	}
+	close(roots);
+	close(nobodys);
+}
+
 ROLE(until)
 {
 	if (t_generation() < 301)
@@ -498,32 +615,234 @@ ROLE(until)
 	return 0;
 }
 
+/* Who restarts in a loop pushes out nobody's records but his own, whoever he is in a namespace that he has made. */
 T_LIMIT(overrun, 120)
 {
-	char text[65536];
-	unsigned long long seq, first = 0, last = 0;
-	int fd = log_open(), count = 0;
-	pid_t pid = t_fork();
-	ssize_t n;
+	int fd = T_OK(open("/proc/restart_log", O_RDONLY)), count;
+	pid_t root = crash("done", 0), nobody, pid;
+	char path[64];
 
+	nobody = t_fork();
+	if (!nobody) {
+		t_drop_root();
+		t_register("done", NULL);
+		t_crash();
+	}
+	T_EXITED(t_wait(nobody), 0);
+	pid = t_fork();
 	if (!pid) {
+		T_OK(setresuid(T_OTHER, T_OTHER, T_OTHER));
+		T_OK(unshare(CLONE_NEWUSER));
+		t_word[W_READY] = 1;
+		while (!t_word[W_STOP])
+			t_sleep_ms(2);
+		T_OK(setresuid(0, 0, 0));
 		t_register("until", NULL);
 		policy(RESTART_LIMIT, 1, 0, 0);
 		t_crash();
 	}
+	while (!t_word[W_READY])
+		t_sleep_ms(2);
+	/* It is root there, and that is 0 here, too. */
+	snprintf(path, sizeof(path), "/proc/%d/uid_map", pid);
+	T_OK(t_put(path, "0 0 1"));
+	t_word[W_STOP] = 1;
 	T_EXITED(t_wait(pid), 0);
-	while ((n = T_OK(read(fd, text, sizeof(text) - 1))) > 0) {
-		text[n] = 0;
-		for (char *l = strtok(text, "\n"); l; l = strtok(NULL, "\n")) {
-			T_EQ(sscanf(l, "seq=%llu ", &seq), 1);
-			if (!count++)
-				first = seq;
-			else
-				T_EQ(seq, last + 1);
-			last = seq;
+	T_EQ(log_count(fd, pid, &count), 256);
+	T_RANGE(count, 60, 254);
+	T_EXPECT(log_has(fd, root));
+	T_EXPECT(log_has(fd, nobody));
+	close(fd);
+}
+
+static int in_pid_namespace(void)
+{
+	pid_t pid = t_fork();
+
+	if (pid)
+		return t_wait(pid);
+	if (unshare(CLONE_NEWPID))
+		_exit(errno);
+	pid = T_OK(fork());
+	if (pid)
+		_exit(WEXITSTATUS(t_wait(pid)));
+	crash("done", 0);
+	_exit(0);
+}
+
+/* A PID namespace that has ended is not kept for the sake of a record. */
+T_LIMIT(namespaces_are_let_go, 60)
+{
+	T_CHILD {
+		uint64_t end = t_now_ns() + 20000 * t_slow() * MS;
+
+		T_OK(unshare(CLONE_NEWUSER));
+		T_OK(t_put("/proc/self/uid_map", "0 0 1"));
+		T_OK(t_put("/proc/sys/user/max_pid_namespaces", "1"));
+		T_EXITED(in_pid_namespace(), 0);
+		/* Its last process is reaped, and what it had is freed a little later. */
+		for (;;) {
+			int status = in_pid_namespace();
+
+			if (!status)
+				break;
+			T_EXITED(status, ENOSPC);
+			T_ASSERT(t_now_ns() < end);
+			t_sleep_ms(20);
 		}
 	}
-	T_EQ(count, 256);
-	T_EQ(last - first, 255);
+}
+
+/* ---- somebody else ends the process meanwhile ---- */
+
+ROLE(new_one)
+{
+	t_word[W_READY] = t_now_ns();
+	while (pause())
+		;
+	return 0;
+}
+
+static void *pausing_thread(void *arg)
+{
+	for (;;)
+		pause();
+	return arg;
+}
+
+static void *exiting_thread(void *arg)
+{
+	uint64_t wait = *(uint64_t *)arg, begin;
+
+	while (!(begin = t_word[W_TIME]))
+		;
+	while (t_now_ns() < begin + wait)
+		;
+	_exit(0);
+}
+
+/* A process of a few threads faults; `exit_ns` later one of them exits for all, unless it is 0. */
+static pid_t fault_with_threads(uint64_t exit_ns)
+{
+	pid_t pid;
+
+	t_word[W_TIME] = 0;
+	t_word[W_READY] = 0;
+	pid = t_fork();
+	if (!pid) {
+		pthread_t thread;
+
+		for (int i = 0; i < 8; i++)
+			T_EQ(pthread_create(&thread, NULL, pausing_thread, NULL), 0);
+		if (exit_ns)
+			T_EQ(pthread_create(&thread, NULL, exiting_thread, &exit_ns), 0);
+		t_register("new_one", NULL);
+		t_word[W_TIME] = t_now_ns();
+		t_crash();
+	}
+	while (!t_word[W_TIME])
+		sched_yield();
+	return pid;
+}
+
+/* What the log says of a process that is dead: nothing, when its fault came too late. */
+static const char *log_outcome(int fd, pid_t pid)
+{
+	static char text[1 << 16], outcome[32];
+	ssize_t n;
+
+	outcome[0] = 0;
+	while ((n = T_OK(read(fd, text, sizeof(text) - 1))) > 0) {
+		text[n] = 0;
+		for (char *next, *line = text; *line; line = next) {
+			next = strchr(line, '\n') + 1;
+			next[-1] = 0;
+			if (atoi(log_value(line, "pid")) != pid)
+				continue;
+			snprintf(outcome, sizeof(outcome), "%.30s", log_value(line, "outcome"));
+			T_STREQ(log_value(line, "error"), "0");
+		}
+	}
+	return outcome;
+}
+
+/* How long does a restart of it take? */
+static uint64_t restart_ns(int fd)
+{
+	pid_t pid = fault_with_threads(0);
+
+	while (!t_word[W_READY])
+		t_sleep_ms(1);
+	t_reap(pid);
+	T_STREQ(log_outcome(fd, pid), "restarted");
+	return t_word[W_READY] - t_word[W_TIME];
+}
+
+static int open_kmsg(void)
+{
+	int fd = T_OK(open("/dev/kmsg", O_RDONLY | O_NONBLOCK));
+
+	T_OK(lseek(fd, 0, SEEK_END));
+	return fd;
+}
+
+/* Nothing has failed, and the kernel's log does not say so. */
+static void no_complaint(int fd)
+{
+	char text[8192];
+	ssize_t n;
+
+	while ((n = read(fd, text, sizeof(text) - 1)) > 0 || errno == EPIPE) {
+		text[n > 0 ? n : 0] = 0;
+		T_EXPECT(!strstr(text, "restart failed"));
+	}
+	close(fd);
+}
+
+T_LIMIT(killed_meanwhile, 90)
+{
+	int fd = log_open(), kmsg = open_kmsg(), seen = 0;
+	uint64_t ns = restart_ns(fd), seed = t_seed(), end = t_now_ns() + 60000 * t_slow() * MS;
+
+	while (seen < 5 && t_now_ns() < end) {
+		uint64_t wait = t_rand(&seed) % ns;
+		pid_t pid = fault_with_threads(0);
+		const char *outcome;
+
+		while (t_now_ns() < t_word[W_TIME] + wait)
+			;
+		T_OK(kill(pid, SIGKILL));
+		T_KILLED(t_wait(pid), SIGKILL);
+		outcome = log_outcome(fd, pid);
+		T_EXPECT(!*outcome || !strcmp(outcome, "restarted") || !strcmp(outcome, "killed"));
+		seen += !strcmp(outcome, "killed");
+	}
+	T_EQ(seen, 5);
+	no_complaint(kmsg);
+	close(fd);
+}
+
+T_LIMIT(exits_meanwhile, 90)
+{
+	int fd = log_open(), kmsg = open_kmsg(), seen = 0;
+	uint64_t ns = restart_ns(fd), seed = t_seed(), end = t_now_ns() + 60000 * t_slow() * MS;
+
+	while (seen < 5 && t_now_ns() < end) {
+		pid_t pid = fault_with_threads(1 + t_rand(&seed) % ns), done;
+		const char *outcome;
+		int status;
+
+		while (!(done = waitpid(pid, &status, WNOHANG)) && !t_word[W_READY])
+			sched_yield();
+		if (done)
+			T_EXITED(status, 0);
+		else
+			t_reap(pid);
+		outcome = log_outcome(fd, pid);
+		T_EXPECT(!*outcome || !strcmp(outcome, done ? "ended" : "restarted"));
+		seen += !strcmp(outcome, "ended");
+	}
+	T_EQ(seen, 5);
+	no_complaint(kmsg);
 	close(fd);
 }

@@ -30,9 +30,25 @@ T(first_generation_takes_as_usual)
 	}
 }
 
+/* A bit that no kernel knew, and that some program may set: as ever, but for who has registered. */
+T(flags_of_others)
+{
+	SETS(1, 1);
+	T_EQ(DO(OP(0, -1, SEM_RECOVER | NOW)), 0);
+	T_EQ(DO(OP(0, 0, SEM_RECOVER | NOW)), 0);
+	T_EQ(DO(OP(0, 0, REC | NOW)), 0);
+	T_EQ(DO(OP(0, 1, SEM_RECOVER | NOW)), 0);
+	T_EQ(DO(OP(1, 1, REC | NOW), OP(1, -1, REC | NOW)), 0);
+	T_ERR(DO(OP(0, 0, SEM_RECOVER | NOW)), EAGAIN);
+	T_EQ(VAL(0), 1);
+	T_EQ(VAL(1), 1);
+	remove_set();
+}
+
 T(wrong_flags)
 {
 	SETS(1, 1);
+	t_register("must_not_run", NULL);
 	T_ERR(DO(OP(0, -1, SEM_RECOVER)), EINVAL);
 	T_ERR(DO(OP(0, -1, SEM_RECOVER | NOW)), EINVAL);
 	T_ERR(DO(OP(0, 0, SEM_RECOVER | NOW)), EINVAL);
@@ -884,6 +900,65 @@ T(large_set)
 }
 
 /* Permission is asked each time. */
+/* Many sets, some of which go away at any time; all others are inherited. */
+enum { MANY = 400 };
+
+static int many[MANY];
+
+ROLE(many)
+{
+	int id, taken = 0, all = 0;
+	FILE *f = fopen(argv[0], "r");
+
+	T_EQ(t_generation(), 2);
+	T_ASSERT(f);
+	while (fscanf(f, "%d", &id) == 1) {
+		int rc = semop(id, &(struct sembuf)OP(0, -1, REC | NOW), 1);
+
+		if (all++ % 2)
+			T_EXPECT(rc == 1 || (rc < 0 && (errno == EINVAL || errno == EIDRM)));
+		else
+			T_EQ(rc, 1);
+		taken += rc == 1;
+	}
+	T_EQ(all, MANY);
+	T_EXPECT(taken >= MANY / 2);
+	fclose(f);
+	return 0;
+}
+
+T_LIMIT(many_sets, 60)
+{
+	char path[PATH_MAX];
+	FILE *f = fopen(t_path(path, "sets"), "w");
+	pid_t pid;
+
+	T_ASSERT(f);
+	for (int i = 0; i < MANY; i++) {
+		many[i] = T_OK(semget(IPC_PRIVATE, 1 + i % 3, 0600));
+		T_OK(semctl(many[i], 0, SETVAL, 1));
+		fprintf(f, "%d\n", many[i]);
+	}
+	fclose(f);
+	pid = t_fork();
+	if (!pid) {
+		for (int i = 0; i < MANY; i++)
+			T_EQ(semop(many[i], &(struct sembuf)OP(0, -1, SEM_UNDO), 1), 0);
+		t_register("many", path, NULL);
+		MARK(0) = 1;
+		t_crash();
+	}
+	while (!MARK(0))
+		sched_yield();
+	for (int i = 1; i < MANY; i += 2)
+		T_OK(semctl(many[i], 0, IPC_RMID));
+	T_EXITED(t_wait(pid), 0);
+	for (int i = 0; i < MANY; i += 2) {
+		T_EQ(semctl(many[i], 0, GETVAL), 1);
+		T_OK(semctl(many[i], 0, IPC_RMID));
+	}
+}
+
 ROLE(not_allowed)
 {
 	T_EQ(t_generation(), 2);
