@@ -179,7 +179,7 @@ test)
 	exec python3 "$TOP/vm-tests/run" test "$@"
 	;;
 mutate)
-	[[ " $* " == *" --list "* || " $* " == *" --check "* ]] || { patched --keep && setup; }
+	[[ " $* " =~ \ (--list|--check|--help|-h)\  ]] || { patched --keep && setup; }
 	exec python3 "$TOP/vm-tests/mutate/mutate" "$@"
 	;;
 demo)
