@@ -2,11 +2,14 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
 """The judgement of made-up output and console logs."""
 
+import contextlib
+import io
 import tempfile
 from pathlib import Path
 
 from points import equal, main
 
+import compare  # noqa: E402
 import ktap  # noqa: E402
 import splats  # noqa: E402
 
@@ -211,4 +214,44 @@ def lists() -> None:
               [0, 1, 1, 1, 1, 1])
 
 
-main(exit_status, results, plans, numbers, bail_out, disagreement, clean_console, each_splat, races, cut_console, lists)
+def said(word: str, **points: str) -> dict:
+    return {"word": word, "points": points, "tail": "", "seconds": 1}
+
+
+def differences() -> None:
+    """What passes on stock has to pass on ours, and skips are the same; what fails there may do as it likes"""
+    def count(stock: dict, ours: dict) -> int:
+        return len(compare.differences(stock, ours))
+
+    equal([count(said(a), said(b)) for a in ("pass", "skip", "fail") for b in ("pass", "skip", "fail", "late")],
+          [0, 1, 1, 1, 1, 0, 1, 1, 0, 1, 0, 0])
+    equal(count(said("pass", a="pass", b="fail", c="skip"), said("pass", a="fail", b="pass", c="pass")), 2)
+    equal(count(said("pass", a="pass"), said("pass")), 1)
+
+
+def comparison() -> None:
+    """A difference counts when it shows three times; complaints, and that too little passes, in any case"""
+    def status(ours: list[dict], least: int = 1, wrong: str = "") -> tuple[int, int]:
+        boots: list[int] = []
+
+        def boot(name: str, inside: list[str], kernel: str, tests: list[str], number: int, limit: float) -> tuple[dict, list[str]]:
+            boots.append(number)
+            verdict = said("pass") if kernel == "stock" else ours[number - 1]
+            return dict.fromkeys(tests, verdict), [wrong] if wrong and kernel == "perdure" else []
+
+        compare.boot, kept = boot, compare.boot
+        try:
+            with contextlib.redirect_stdout(io.StringIO()) as text:
+                result = compare.compare("x", [], ["a", "b"], 1, least)
+        finally:
+            compare.boot = kept
+        verdict = ktap.judge(text.getvalue(), result)
+        equal(bool(verdict.failed), bool(result))
+        return result, len(boots)
+
+    good, bad = said("pass"), said("fail")
+    equal([status([good]), status([bad, good]), status([bad, bad, bad])], [(0, 2), (1, 4), (1, 6)])
+    equal([status([bad, good], least=0), status([good], least=3), status([good], wrong="oops")], [(0, 4), (1, 2), (1, 2)])
+
+
+main(differences, comparison, exit_status, results, plans, numbers, bail_out, disagreement, clean_console, each_splat, races, cut_console, lists)
