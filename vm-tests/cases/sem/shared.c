@@ -267,7 +267,9 @@ T(no_room)
 		s = perdure_shared_open("large", 1 << 20, 1, NULL);
 		T_ASSERT(s);
 		T_EQ(s[(1 << 20) - 1], 0);
+		T_EQ(sets(), 2);
 		T_EQ(perdure_shared_remove("large"), 0);
+		T_EQ(sets(), 1);
 	}
 }
 
