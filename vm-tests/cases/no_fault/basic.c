@@ -170,6 +170,7 @@ T(background_completes)
 	struct uffdio_lazy_stat st;
 	uint64_t told;
 
+	T_OK(madvise(p, 1000 * PG, MADV_NOHUGEPAGE));
 	nf_register(uffd, p, 1000);
 	nf_proc(getpid(), "state", state, sizeof(state));
 	T_STREQ(state, "none");

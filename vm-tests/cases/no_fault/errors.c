@@ -2,9 +2,21 @@
 /* What is refused, and what happens when the image cannot be read. */
 #include "nf.h"
 
+#include <linux/fs.h>
 #include <sys/fsuid.h>
 #include <sys/klog.h>
 #include <sys/mount.h>
+
+/* kB */
+static unsigned long available(void)
+{
+	char text[4096], *line;
+
+	T_ASSERT(t_get("/proc/meminfo", text, sizeof(text)) > 0);
+	line = strstr(text, "MemAvailable:");
+	T_ASSERT(line);
+	return strtoul(line + 13, NULL, 10);
+}
 
 T(attach_errors)
 {
@@ -73,6 +85,60 @@ T(attach_errors)
 	T_ERR(open(path, O_RDWR), ETXTBSY);
 	T_ERR(truncate(path, 0), ETXTBSY);
 	T_EQ(nf_count(p, 1, 0, 16), 16);
+}
+
+/* An attach is all or nothing, also beside another one, and leaves no memory behind */
+T(attach_is_undone)
+{
+	char *p = nf_map(100), path[PATH_MAX];
+	int first = nf_image(1, 100), second = nf_image(2, 100), huge, uffd = nf_uffd();
+	struct uffdio_lazy_extent e[3] = {
+		nf_extent(p + 20 * PG, 10, 20), nf_extent(p, 10, 0), nf_extent(p + 59 * PG, 10, 59),
+	};
+	struct uffdio_lazy_attach a = nf_args(second, e, 3, 0);
+	unsigned long slab;
+
+	nf_register(uffd, p, 100);
+	nf_attach(uffd, first, p + 50 * PG, 10, 50, 1, NO_START);
+	/* The last of three overlaps by a page */
+	T_ERR(ioctl(uffd, UFFDIO_LAZY_ATTACH, &a), EEXIST);
+	T_EQ(nf_stat(uffd).missing, 10);
+	T_EQ(nf_stat(uffd).total, 10);
+	T_OK(close(T_OK(open(t_path(path, "image2"), O_RDWR))));
+	T_EQ(nf_count_zero(p, 50) + nf_count_zero(p + 60 * PG, 40), 90);
+	T_EQ(nf_count(p + 50 * PG, 1, 50, 10), 10);
+	T_OK(madvise(p, 100 * PG, MADV_DONTNEED));
+	T_OK(ioctl(uffd, UFFDIO_LAZY_ATTACH, &a));
+	T_EQ(nf_stat(uffd).missing, 30);
+	T_EQ(nf_count(p, 2, 0, 10) + nf_count(p + 20 * PG, 2, 20, 10) + nf_count(p + 59 * PG, 2, 59, 10), 30);
+	/* 32 GB of image, a list of a megabyte, for nothing, 200 times */
+	huge = T_OK(open(t_path(path, "huge"), O_RDWR | O_CREAT | O_CLOEXEC, 0600));
+	T_OK(ftruncate(huge, 32ll << 30));
+	close(huge);
+	huge = T_OK(open(path, O_RDONLY | O_CLOEXEC));
+	T_OK(nf_load(uffd, p, 100, 0, NULL));
+	nf_attach(uffd, first, p + 90 * PG, 1, 0, 1, NO_START);
+	e[0] = (struct uffdio_lazy_extent){ 1ull << 40, 32ull << 30, 0 };
+	e[1] = nf_extent(p + 90 * PG, 1, 0);
+	a = nf_args(huge, e, 2, 0);
+	slab = available();
+	for (int i = 0; i < 200; i++)
+		T_ERR(ioctl(uffd, UFFDIO_LAZY_ATTACH, &a), EEXIST);
+	T_RANGE((long)(slab - available()), LONG_MIN, 100 << 10);
+	/* Nor do moves there and back */
+	slab = available();
+	e[0].addr = (uintptr_t)mmap(NULL, 32ll << 30, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+	nf_register(uffd, (void *)(uintptr_t)e[0].addr, (32ul << 30) / PG);
+	a.nr_extents = 1;
+	T_OK(ioctl(uffd, UFFDIO_LAZY_ATTACH, &a));
+	for (int i = 0; i < 200; i++) {
+		void *to = mremap((void *)(uintptr_t)e[0].addr, 32ul << 30, 32ul << 30, MREMAP_MAYMOVE | MREMAP_DONTUNMAP, NULL);
+
+		T_ASSERT(to != MAP_FAILED);
+		T_OK(munmap((void *)(uintptr_t)e[0].addr, 32ul << 30));
+		e[0].addr = (uintptr_t)to;
+	}
+	T_RANGE((long)(slab - available()), LONG_MIN, 100 << 10);
 }
 
 static int attach_one(int uffd, int image, void *addr)
@@ -222,7 +288,7 @@ T(load_and_stat_errors)
 }
 
 /* All of a loader that has failed: for the process, for its children, in the log */
-static void failed(int uffd, char *p, unsigned long n, int error, const char *name)
+static void failed(int uffd, char *p, unsigned long n, int error, const char *name, bool once)
 {
 	static char log[1 << 16];
 	char *line;
@@ -253,8 +319,8 @@ static void failed(int uffd, char *p, unsigned long n, int error, const char *na
 	t_note("%s", line);
 	T_EXPECT(strstr(line, name));
 	T_EXPECT(strstr(line, "SIGBUS"));
-	/* Once */
-	T_EXPECT(!strstr(line + strlen(line) + 1, "lazy_loader: "));
+	if (once)
+		T_EXPECT(!strstr(line + strlen(line) + 1, "lazy_loader: "));
 	klogctl(5, NULL, 0);
 }
 
@@ -279,10 +345,33 @@ T(image_changed)
 			mem = T_OK(open("/proc/self/mem", O_RDONLY));
 			T_ERR(pread(mem, buf, 8, (off_t)(uintptr_t)p + 2 * PG), EIO);
 		}
-		failed(uffd, p, 64, ESTALE, "image1");
+		failed(uffd, p, 64, ESTALE, "image1", true);
 		T_EXPECT(nf_is(p, 1, 0));
 		times[1].tv_sec++;
 	}
+}
+
+/* Others have filled the memory, and it is a huge page by now: there is nothing to lose, and no end to wait for */
+T(image_changed_behind_a_huge_page)
+{
+	unsigned long huge = 512;
+	char *map = nf_map(3 * huge), *p = (char *)(((uintptr_t)map + huge * PG - 1) & ~(huge * PG - 1)), *mine = nf_map(huge);
+	struct uffdio_copy copy = { .dst = (uintptr_t)p, .src = (uintptr_t)mine, .len = huge * PG };
+	int uffd = nf_uffd(), image = nf_image(1, huge + 1);
+	char path[PATH_MAX];
+
+	memset(mine, 'm', huge * PG);
+	nf_register(uffd, p, huge + 1);
+	nf_attach(uffd, image, p, huge + 1, 0, 1, NO_START);
+	T_OK(ioctl(uffd, UFFDIO_COPY, &copy));
+	if (madvise(p, huge * PG, MADV_COLLAPSE))
+		t_skip("no huge page was to be had");
+	T_OK(utimensat(AT_FDCWD, t_path(path, "image1"), (struct timespec[2]){ { 1000, 0 }, { 1000, 0 } }, 0));
+	nf_start(uffd);
+	T_EQ(nf_wait(uffd), UFFD_LAZY_FAILED);
+	T_EQ(p[100 * PG], 'm');
+	T_EXPECT(nf_bus(p + huge * PG));
+	klogctl(5, NULL, 0);
 }
 
 /* A file system on a file that is then cut off: reading it fails, after some of it has been read */
@@ -330,8 +419,60 @@ T_LIMIT(image_unreadable, 40)
 		T_OK(-pthread_join(th[i], &err));
 		T_EQ((uintptr_t)err, EFAULT);
 	}
+	/* Four are lost; that all the others are, too, is found in the background */
+	T_EQ(nf_stat(uffd).state, UFFD_LAZY_ATTACHED);
+	nf_start(uffd);
 	T_EQ(read(ev, &told, sizeof(told)), 8);
-	failed(uffd, p, 1000, EIO, "image");
+	failed(uffd, p, 1000, EIO, "image", false);
+	close(image);
+	umount2("/mnt/bad", MNT_DETACH);
+}
+
+/* Ten pages that cannot be read, of a thousand: the others come, before and after */
+T_LIMIT(pages_unreadable, 40)
+{
+	static const char *const mount_it =
+		"rm -rf /mnt/bad && mkdir -p /mnt/bad && truncate -s 16M /mnt/bad.img && "
+		"mkfs.ext4 -q -F -b 4096 -O ^has_journal /mnt/bad.img && mount $(losetup -f --show /mnt/bad.img) /mnt/bad";
+	unsigned long n = 1000, good = 990;
+	int uffd, image, block = good, ev = T_OK(eventfd(0, 0));
+	struct uffdio_lazy_extent e[2];
+	struct uffdio_lazy_attach a;
+	uint64_t told;
+	char *p;
+
+	T_ASSERT(!access("/mnt/nf", F_OK)); /* disk.sh */
+	T_ASSERT(!system(mount_it));
+	image = nf_image_at("/mnt/bad/image", 1, n);
+	T_ASSERT(!system("sync"));
+	T_OK(ioctl(image, FIBMAP, &block));
+	T_OK(t_put("/proc/sys/vm/drop_caches", "3"));
+	klogctl(5, NULL, 0);
+	p = nf_map(n);
+	uffd = nf_uffd();
+	nf_register(uffd, p, n);
+	/* The end of the image comes first in memory */
+	e[0] = nf_extent(p, n - 500, 500);
+	e[1] = nf_extent(p + (n - 500) * PG, 500, 0);
+	a = nf_args(image, e, 2, 100);
+	a.event_fd = ev;
+	T_OK(ioctl(uffd, UFFDIO_LAZY_ATTACH, &a));
+	T_OK(truncate("/mnt/bad.img", block * PG));
+	T_ERR(nf_load(uffd, p + 480 * PG, 17, 0, NULL), EIO);
+	T_EXPECT(nf_bus(p + 495 * PG));
+	T_EXPECT(nf_bus(p + 498 * PG));
+	T_OK(nf_load(uffd, p + 480 * PG, 10, 0, NULL));
+	T_EQ(nf_stat(uffd).state, UFFD_LAZY_ATTACHED);
+	nf_start(uffd);
+	T_EQ(read(ev, &told, sizeof(told)), 8);
+	T_EQ(nf_stat(uffd).state, UFFD_LAZY_FAILED);
+	T_EQ(nf_stat(uffd).error, EIO);
+	T_EQ(nf_stat(uffd).missing, n - good);
+	T_EQ(nf_count(p, 1, 500, 490), 490);
+	T_EQ(nf_count(p + 500 * PG, 1, 0, 500), 500);
+	for (int i = 490; i < 500; i++)
+		T_EXPECT(nf_bus(p + i * PG));
+	klogctl(5, NULL, 0);
 	close(image);
 	umount2("/mnt/bad", MNT_DETACH);
 }

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 /* What becomes of missing pages when the process changes its memory, or somebody else looks at it. */
 #include "nf.h"
+#include "../lib/cgroup.h"
 #include "../lib/swap.h"
 
 #include <elf.h>
@@ -146,7 +147,7 @@ T(mremap_dontunmap)
 T(fork_inherits)
 {
 	int uffd;
-	char *p = nf_missing(&uffd, 1, 400), state[32] = "";
+	char *p = nf_missing(&uffd, 1, 400), state[32] = "", *zeros;
 	pid_t pid;
 
 	p[3 * PG] = 'p';
@@ -156,13 +157,22 @@ T(fork_inherits)
 		p[3 * PG] = 'c';
 		T_EXPECT(nf_is(p + 5 * PG, 1, 5));
 		memset(p + 7 * PG, 'c', PG);
-		T_EQ(nf_count(p + 8 * PG, 1, 8, 392), 392);
-		/* Its own loader, with nobody to close it, ends by itself */
+		T_EQ(nf_count(p + 8 * PG, 1, 8, 292), 292);
+		nf_proc(getpid(), "state", state, sizeof(state));
+		T_STREQ(state, "inherited");
+		/* Its own loader, with nobody to close it, ends by itself when all has been loaded or dropped */
+		zeros = p + 300 * PG;
+		T_OK(madvise(zeros, 50 * PG, MADV_DONTNEED));
+		T_OK(munmap(zeros + 50 * PG, 50 * PG));
+		T_EQ(nf_count(p + 8 * PG, 1, 8, 292), 292);
+		for (int i = 0; i < 8; i++)
+			(void)*(volatile char *)(p + i * PG);
 		for (int i = 0; i < 5000 && strcmp(state, "none"); i++) {
 			nf_proc(getpid(), "state", state, sizeof(state));
 			t_sleep_ms(1);
 		}
 		T_STREQ(state, "none");
+		T_EQ(nf_count_zero(zeros, 50), 50);
 		_exit(0);
 	}
 	memset(p + 5 * PG, 'p', PG);
@@ -175,6 +185,166 @@ T(fork_inherits)
 	nf_start(uffd);
 	T_EQ(nf_wait(uffd), UFFD_LAZY_COMPLETE);
 	T_EQ(nf_count(p + 8 * PG, 1, 8, 392), 392);
+}
+
+/*
+ * What a child does not touch is not loaded for it, however many there are; that it misses it keeps the image in use until
+ * it has gone
+ */
+T_LIMIT(children_do_not_load, 60)
+{
+	unsigned long n = 16384; /* 64 MB; the limit is 1.3 of that, and something to run in */
+	char *p, path[] = "/mnt/nf/imageXXXXXX", value[32] = "";
+	int ready[2], uffd, image, fd;
+	pid_t child[3];
+	char c;
+
+	close(T_OK(mkstemp(path)));
+	image = nf_image_at(path, 1, n);
+	T_OK(fsync(image));
+	T_OK(posix_fadvise(image, 0, n * PG, POSIX_FADV_DONTNEED));
+	cg_open("105M");
+	cg_enter();
+	p = nf_map(n);
+	uffd = nf_uffd();
+	nf_register(uffd, p, n);
+	nf_attach(uffd, image, p, n, 0, 0, NO_START);
+	T_OK(pipe(ready));
+	for (int i = 0; i < 3; i++) {
+		child[i] = t_fork();
+		if (child[i])
+			continue;
+		c = nf_is(p + (5000 + i) * PG, 1, 5000 + i) ? 'y' : 'n';
+		T_ASSERT(write(ready[1], &c, 1) == 1);
+		pause();
+	}
+	for (int i = 0; i < 3; i++) {
+		T_ASSERT(read(ready[0], &c, 1) == 1);
+		T_EQ(c, 'y');
+	}
+	nf_start(uffd);
+	T_EQ(nf_wait(uffd), UFFD_LAZY_COMPLETE);
+	T_EQ(nf_count(p, 1, 0, n), n);
+	for (int i = 0; i < 3; i++) {
+		nf_proc(child[i], "state", value, sizeof(value));
+		T_STREQ(value, "inherited");
+		nf_proc(child[i], "missing", value, sizeof(value));
+		/* A chunk around the page that it touched, at most */
+		T_RANGE(atol(value), n - 200, n - 1);
+		T_ERR(open(path, O_WRONLY), ETXTBSY);
+		kill(child[i], SIGKILL);
+		T_KILLED(t_wait(child[i]), SIGKILL);
+	}
+	for (int i = 0; i < 10000 && (fd = open(path, O_WRONLY)) < 0; i++)
+		t_sleep_ms(1);
+	T_EXPECT(fd >= 0);
+	T_OK(t_put(cg_path("../cgroup.procs"), "0"));
+	cg_close();
+	T_OK(unlink(path));
+}
+
+/* What a plain checkpointer looks at before it reads: a page that is missing must not look like one that nobody has touched */
+struct nf_region {
+	uint64_t start, end, categories;
+};
+
+struct nf_scan {
+	uint64_t size, flags, start, end, walk_end, vec, vec_len, max_pages, inverted, mask, anyof, returned;
+};
+
+#define NF_SCAN		_IOWR('f', 16, struct nf_scan)
+#define NF_PRESENT	(1 << 3)
+#define NF_SWAPPED	(1 << 4)
+
+/* A letter for each page: '.' nothing, 's' swapped, 'p' present */
+static void pagemap(pid_t pid, const char *p, unsigned long n, char *seen)
+{
+	struct nf_region region[64];
+	struct nf_scan scan = {
+		.size = sizeof(scan), .start = (uintptr_t)p, .end = (uintptr_t)p + n * PG, .vec = (uintptr_t)region,
+		.vec_len = ARRAY_LEN(region), .anyof = NF_PRESENT | NF_SWAPPED, .returned = NF_PRESENT | NF_SWAPPED,
+	};
+	uint64_t entry[2048];
+	char path[64];
+	int fd, got;
+
+	snprintf(path, sizeof(path), "/proc/%d/pagemap", pid);
+	fd = T_OK(open(path, O_RDONLY | O_CLOEXEC));
+	T_ASSERT(n <= ARRAY_LEN(entry));
+	T_EQ(pread(fd, entry, n * 8, (uintptr_t)p / PG * 8), n * 8);
+	seen[n] = 0;
+	for (unsigned long i = 0; i < n; i++)
+		seen[i] = entry[i] >> 63 ? 'p' : entry[i] >> 62 & 1 ? 's' : '.';
+	/* The other way to ask says the same */
+	got = T_OK(ioctl(fd, NF_SCAN, &scan));
+	T_EQ(scan.walk_end, scan.end);
+	for (unsigned long i = 0; i < n; i++) {
+		char c = '.';
+
+		for (int k = 0; k < got; k++)
+			if ((uintptr_t)p + i * PG >= region[k].start && (uintptr_t)p + i * PG < region[k].end)
+				c = region[k].categories & NF_PRESENT ? 'p' : 's';
+		/* It may have come meanwhile */
+		if ((c == '.') != (seen[i] == '.')) {
+			t_note("page %lu: pagemap says %c, PAGEMAP_SCAN %c", i, seen[i], c);
+			T_EXPECT(!"they say the same");
+			break;
+		}
+	}
+	close(fd);
+}
+
+static unsigned long letters(const char *seen, unsigned long from, unsigned long to, char c)
+{
+	unsigned long count = 0;
+
+	for (; from < to; from++)
+		count += seen[from] == c;
+	return count;
+}
+
+T(seen_in_pagemap)
+{
+	unsigned long n = 1600, attached = 1500;
+	char *p = nf_map(n), seen[2049];
+	int uffd = nf_uffd(), image = nf_image(1, attached);
+	unsigned char in[8];
+
+	nf_register(uffd, p, n);
+	/* All but every hundredth page, and the end */
+	for (unsigned long i = 0; i < attached; i += 100)
+		nf_attach(uffd, image, p + i * PG, 99, i, 1, NO_START);
+	pagemap(getpid(), p, n, seen);
+	for (unsigned long i = 0; i < attached; i += 100)
+		T_EQ(letters(seen, i, i + 100, 's'), 99);
+	T_EQ(letters(seen, 0, n, '.'), n - 99 * 15);
+	/* In company of pages that are there */
+	T_EQ(nf_count(p + 510 * PG, 1, 510, 10), 10);
+	T_OK(munmap(p + 600 * PG, 100 * PG));
+	T_OK(mincore(p + 505 * PG, 8 * PG, in));
+	T_EQ(in[0], 0);
+	T_EQ(in[7], 1);
+	pagemap(getpid(), p, n, seen);
+	T_EQ(letters(seen, 510, 520, 'p'), 10);
+	T_EQ(letters(seen, 0, n, 'p'), 10);
+	T_EQ(letters(seen, 600, 700, '.'), 100);
+	T_EQ(letters(seen, 500, 600, 's'), 89);
+	T_CHILD {
+		pagemap(getpid(), p, n, seen);
+		T_EQ(letters(seen, 500, 600, 's'), 89);
+	}
+	nf_start(uffd);
+	/* Not one looks as if it were not there while it comes */
+	for (int i = 0; i < 1000 && !nf_stat(uffd).end_ns; i++) {
+		pagemap(getpid(), p + 700 * PG, 99, seen);
+		if (letters(seen, 0, 99, '.'))
+			break;
+	}
+	T_EQ(letters(seen, 0, 99, '.'), 0);
+	T_EQ(nf_wait(uffd), UFFD_LAZY_COMPLETE);
+	pagemap(getpid(), p, n, seen);
+	T_EQ(letters(seen, 0, n, 'p'), 99 * 14);
+	T_EQ(letters(seen, 0, n, '.'), n - 99 * 14);
 }
 
 /* Three generations, the middle one gone; the parent's descriptor closed */
@@ -453,6 +623,20 @@ T(private_dev_zero)
 	T_EQ(nf_count(p, 1, 0, 64), 64);
 }
 
+/* The same for who answers faults himself */
+T(private_dev_zero_copy)
+{
+	int uffd = nf_uffd_with(0), zero = T_OK(open("/dev/zero", O_RDWR));
+	char *p = mmap(NULL, 8 * PG, PROT_READ | PROT_WRITE, MAP_PRIVATE, zero, 0), *mine = nf_map(1);
+	struct uffdio_copy copy = { .dst = (uintptr_t)p, .src = (uintptr_t)mine, .len = PG };
+
+	T_ASSERT(p != MAP_FAILED);
+	nf_fill(mine, 2, 0);
+	nf_register(uffd, p, 8);
+	T_OK(ioctl(uffd, UFFDIO_COPY, &copy));
+	T_EXPECT(nf_is(p, 2, 0));
+}
+
 /*
  * In the middle of a system call that has locked an inode, the image's must not be taken. lockdep sees it also where nobody
  * is in the way
@@ -567,6 +751,72 @@ T(huge_pages)
 	T_OK(madvise(p, huge * PG, MADV_COLLAPSE));
 	T_EQ(nf_count(p, 1, 0, 600), 600);
 	T_EQ(nf_count(p + 601 * PG, 1, 601, 2 * huge - 601), 2 * huge - 601);
+}
+
+/* kB of huge pages in the area that `p` is in */
+static long huge_kb(const char *p)
+{
+	static char text[1 << 18];
+	char want[32], *line;
+	FILE *f = fopen("/proc/self/smaps", "r");
+	size_t n;
+
+	T_ASSERT(f);
+	n = fread(text, 1, sizeof(text) - 1, f);
+	fclose(f);
+	text[n] = 0;
+	snprintf(want, sizeof(want), "%lx-", (unsigned long)p);
+	line = strstr(text, want);
+	T_ASSERT(line);
+	line = strstr(line, "AnonHugePages:");
+	T_ASSERT(line);
+	return atol(line + 14);
+}
+
+/* Where a first touch would get a huge page, what is wholly missing comes as one, from the worker and from a load */
+T(huge_pages_at_once)
+{
+	unsigned long huge = 512, n = 6 * huge;
+	char *map = nf_map(n + 2 * huge), *p = (char *)(((uintptr_t)map + huge * PG - 1) & ~(huge * PG - 1));
+	int uffd, image = nf_image(1, n);
+	uint64_t loaded = 0;
+
+	for (int wanted = 1; wanted >= 0; wanted--) {
+		uffd = nf_uffd();
+		T_OK(madvise(p, n * PG, wanted ? MADV_HUGEPAGE : MADV_NOHUGEPAGE));
+		nf_register(uffd, p, n);
+		/* The last one's pages are not all of one piece */
+		nf_attach(uffd, image, p, 5 * huge, 0, 100, NO_START);
+		nf_attach(uffd, image, p + 5 * huge * PG, 100, 0, 100, NO_START);
+		nf_attach(uffd, image, p + (5 * huge + 100) * PG, huge - 100, 7, 100, NO_START);
+		/* One has been touched, of one some has been dropped */
+		p[(huge + 256) * PG] = 1;
+		T_OK(madvise(p + (2 * huge + 5) * PG, PG, MADV_DONTNEED));
+		T_OK(nf_load(uffd, p + 3 * huge * PG, huge, 0, &loaded));
+		T_EQ(loaded, huge);
+		T_EQ(huge_kb(p), wanted ? 2048 : 0);
+		/* Of what comes first, a part is no reason for all of it */
+		T_OK(nf_load(uffd, p + (4 * huge + 10) * PG, 10, UFFD_LAZY_FIRST, NULL));
+		nf_start(uffd);
+		T_EQ(nf_wait(uffd), UFFD_LAZY_COMPLETE);
+		/* The first and the one that was loaded; of the fifth a part was there already */
+		T_EQ(huge_kb(p), wanted ? 4096 : 0);
+		T_EQ(nf_stat(uffd).missing, 0);
+		T_EQ(nf_count(p, 1, 0, huge + 256), huge + 256);
+		T_EQ(nf_count(p + (huge + 257) * PG, 1, huge + 257, 260), 260);
+		T_EXPECT(nf_zero(p + (2 * huge + 5) * PG));
+		T_EQ(nf_count(p + (2 * huge + 6) * PG, 1, 2 * huge + 6, 3 * huge - 6), 3 * huge - 6);
+		T_EQ(nf_count(p + 5 * huge * PG, 1, 0, 100) + nf_count(p + (5 * huge + 100) * PG, 1, 7, huge - 100), huge);
+		/* It is ordinary memory */
+		p[3 * huge * PG] = 2;
+		T_CHILD {
+			T_EQ(p[3 * huge * PG], 2);
+			p[3 * huge * PG + 1] = 3;
+		}
+		T_EXPECT(p[3 * huge * PG + 1] != 3);
+		close(uffd);
+		T_OK(madvise(p, n * PG, MADV_DONTNEED));
+	}
 }
 
 /* Two that fill the same page: the first wins, the loader counts it as gone */
