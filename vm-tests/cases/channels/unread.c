@@ -4,6 +4,7 @@
 #include "ring.h"
 
 #include <pthread.h>
+#include <sys/sendfile.h>
 #include <sys/uio.h>
 
 /* Makes what there is to read unread, by a release that is refused. */
