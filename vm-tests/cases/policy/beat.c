@@ -638,7 +638,7 @@ static unsigned long timer_us(int threads)
 	T_OK(ptrace(PTRACE_SEIZE, (pid_t)t_word[W_BEATS], NULL, 0));
 	T_OK(ptrace(PTRACE_INTERRUPT, (pid_t)t_word[W_BEATS], NULL, 0));
 	T_OK(waitpid((pid_t)t_word[W_BEATS], &status, __WALL));
-	T_OK(t_put(TRACE "trace", "0"));
+	close(T_OK(open(TRACE "trace", O_WRONLY | O_TRUNC)));
 	T_OK(t_put(TRACE "events/timer/hrtimer_expire_entry/enable", "1"));
 	T_OK(t_put(TRACE "events/timer/hrtimer_expire_exit/enable", "1"));
 	t_word[W_STOP] = 1;
@@ -650,7 +650,7 @@ static unsigned long timer_us(int threads)
 	T_EQ(proc_num(pid, "generation"), 1);
 	T_OK(t_put(TRACE "events/timer/hrtimer_expire_entry/enable", "0"));
 	T_OK(t_put(TRACE "events/timer/hrtimer_expire_exit/enable", "0"));
-	T_OK(t_put(TRACE "trace", "0"));
+	close(T_OK(open(TRACE "trace", O_WRONLY | O_TRUNC)));
 	kill(pid, SIGKILL);
 	T_OK(waitpid((pid_t)t_word[W_BEATS], &status, __WALL));
 	T_KILLED(t_wait(pid), SIGKILL);
