@@ -93,8 +93,8 @@ def touched(patch: Path) -> list[str]:
     for name in files_of(patch):
         if name.endswith(".tbl"):
             objects |= {"arch/x86/entry/syscall_64.o", "kernel/sys_ni.o"}
-        # KUnit tests are included by what they test
-        elif re.search(r"(?<!_kunit)\.c$", name) and not name.startswith(("tools/", "Documentation/", "samples/", *OWN)):
+        # KUnit tests are included by what they test, and sem_recover.c by sem.c, which its patch touches, too
+        elif re.search(r"(?<!_kunit)(?<!_recover)\.c$", name) and not name.startswith(("tools/", "Documentation/", "samples/", *OWN)):
             objects.add(name[:-2] + ".o")
     return sorted(objects)
 
