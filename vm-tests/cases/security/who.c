@@ -227,7 +227,7 @@ T(touched_set_of_the_program_before)
 
 T(sysctls_from_a_container)
 {
-	static const char *const names[] = { "enabled", "min_interval_ms", "held_bytes_max" };
+	static const char *const names[] = { "enabled", "min_interval_ms", "held_bytes_max", "cap_burst", "cap_interval_ms" };
 	char path[64];
 
 	T_CHILD {
