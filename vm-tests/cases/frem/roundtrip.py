@@ -541,9 +541,12 @@ def refusals(place: Path) -> None:
     _, text = frem("checkpoint", str(target.pid), "--dir", str(good), status=1)
     assert "not empty" in text, text
     (place / "open").mkdir()
-    (place / "open").chmod(0o777)
-    _, text = frem("checkpoint", str(target.pid), "--dir", str(place / "open"), status=1)
-    assert "others can write there" in text, text
+    for mode, owner, directory in (0o777, 0, "open"), (0o1777, 0, "open"), (0o777, 0, "open/new"), (0o700, 65534, "open/new/new"):
+        (place / "open").chmod(mode)
+        os.chown(place / "open", owner, 0)
+        _, text = frem("checkpoint", str(target.pid), "--dir", str(place / directory), status=1)
+        assert f"{place}/open belongs to another user, or others can write there" in text, text
+        assert not list((place / "open").iterdir())
     for wrong in ["--keep", "0"], ["--every", "-1"], ["--window", "0"], ["--every", "1", "--kill"]:
         frem("checkpoint", str(target.pid), "--dir", str(place / "x"), *wrong, status=2)
     _, text = frem("restore", "--dir", str(place / "nothing"), status=1)
