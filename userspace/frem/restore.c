@@ -46,6 +46,7 @@ static struct daemon {
 	char refused[256];		/* why nothing runs, and CRIU may do it alone */
 	char broken[256];		/* nobody can */
 	bool released;			/* CRIU was told to let them run */
+	bool started;			/* the kernel to load them */
 	double laps[LAPS], begin, last;
 } run = { .stages = -1, .go = -1, .listener = -1, .connection = -1, .event = -1 };
 
@@ -141,7 +142,8 @@ static void make_fifos(void)
 {
 	if (mkfifo(in_dir("stopped"), 0600) || mkfifo(in_dir("go"), 0600))
 		die("%s: %m", run.dir);
-	run.stages = open(in_dir("stopped"), O_RDONLY | O_NONBLOCK | O_CLOEXEC);
+	/* For both: without a writer, poll() would return at once */
+	run.stages = open(in_dir("stopped"), O_RDWR | O_NONBLOCK | O_CLOEXEC);
 	run.go = open(in_dir("go"), O_RDWR | O_NONBLOCK | O_CLOEXEC);
 	if (run.stages < 0 || run.go < 0)
 		die("%s: %m", run.dir);
@@ -401,24 +403,45 @@ static bool is_lazy(const struct process *process)
 	return process->uffd >= 0;
 }
 
-/* Of all processes what they touch first, then the rest; it is waited for only when that is asked for. */
-static void start_loading(void)
+static struct process *end_of_processes(void)
 {
-	struct process *p, *end = run.d->processes + run.d->nr_processes;
+	return run.d->processes + run.d->nr_processes;
+}
+
+/* Of all processes what they touch first, before any runs. */
+static void preload(void)
+{
 	int err = 0;
 
-	for (p = run.d->processes; run.opt->preload && p < end && !err; p++)
+	for (struct process *p = run.d->processes; p < end_of_processes() && !err; p++)
 		if (is_lazy(p))
 			err = load_touched(p, 0);
-	for (p = run.d->processes; p < end && !err; p++)
-		if (is_lazy(p))
-			err = run.opt->preload ? load(p, NULL, 0, UFFD_LAZY_START) :
-						 load_touched(p, UFFD_LAZY_FIRST | UFFD_LAZY_START);
 	if (!err)
 		return;
 	if (interrupted)
 		stop();
 	why(run.broken, "%s", strerror(errno));
+}
+
+/*
+ * Of all processes what they touch first, then the rest. Not before CRIU has taken its own memory out of them, or one would
+ * be in the way of the other.
+ */
+static void start_loading(void)
+{
+	int err;
+
+	run.started = true;
+	for (struct process *p = run.d->processes; p < end_of_processes(); p++) {
+		if (!is_lazy(p))
+			continue;
+		err = run.opt->preload ? load(p, NULL, 0, UFFD_LAZY_START) : load_touched(p, UFFD_LAZY_FIRST | UFFD_LAZY_START);
+		/* It has ended, or takes no list. To let go of it starts it, too; an error of the image is told later */
+		if (err && errno != EIO && errno != EBUSY) {
+			close(p->uffd);
+			p->uffd = -1;
+		}
+	}
 }
 
 /*
@@ -433,11 +456,11 @@ static void complete(void)
 
 	run.complete = read(run.stages, text, sizeof(text)) > 0;
 	lap(CRIU);
-	for (p = run.d->processes; p < run.d->processes + run.d->nr_processes && !*run.refused; p++)
+	for (p = run.d->processes; p < end_of_processes() && !*run.refused; p++)
 		if (p->nr_lazy && !is_lazy(p))
 			why(run.refused, "process %d: CRIU has not handed over its memory", p->pid);
-	if (!*run.refused)
-		start_loading();
+	if (!*run.refused && run.opt->preload)
+		preload();
 	damage = ahead_stop();
 	if (damage)
 		why(run.broken, "%s", damage);
@@ -470,8 +493,14 @@ static int serve(void)
 		if (fds[SOCKET].revents) {
 			receive();
 		} else if (fds[STAGE].revents & POLLIN) {
+			if (!run.released) {
+				complete();
+				continue;
+			}
+			/* They are about to run */
 			fds[STAGE].fd = -1;
-			complete();
+			if (!*run.refused && !*run.broken)
+				start_loading();
 		} else if (fds[ENDED].revents) {
 			close(fds[ENDED].fd);
 			return wait_for_criu();
@@ -488,7 +517,7 @@ static void add_up(struct uffdio_lazy_stat *total)
 	struct process *p;
 
 	*total = (struct uffdio_lazy_stat){ .state = UFFD_LAZY_COMPLETE };
-	for (p = run.d->processes; p < run.d->processes + run.d->nr_processes; p++) {
+	for (p = run.d->processes; p < end_of_processes(); p++) {
 		one.size = sizeof(one);
 		if (!is_lazy(p) || ioctl(p->uffd, UFFDIO_LAZY_STAT, &one))
 			continue;
@@ -570,6 +599,8 @@ static const char *restore_lazily(void)
 		die_if_lost(&stat);
 		complain(status);
 	}
+	if (!run.started)
+		start_loading();
 	return NULL;
 }
 
