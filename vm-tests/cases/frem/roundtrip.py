@@ -289,8 +289,8 @@ def kept_until_stored(place: Path) -> None:
 @case
 def newer_page_maps(place: Path) -> None:
     """CRIU since 4.2 counts pages in another field"""
-    source = Path(os.environ["PERDURE_TOP"]) / "userspace/frem/frem-checkpoint"
-    loader = importlib.machinery.SourceFileLoader("frem_checkpoint", str(source))
+    source = Path(os.environ["PERDURE_TOP"]) / "userspace/frem/frem_images.py"
+    loader = importlib.machinery.SourceFileLoader("frem_images", str(source))
     module = importlib.util.module_from_spec(importlib.util.spec_from_loader(loader.name, loader))
     loader.exec_module(module)
     target = Target(place)
