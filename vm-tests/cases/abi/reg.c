@@ -314,6 +314,10 @@ TV(confined)
 			answer_call(NATIVE, SYS_execve, answers[i]);
 			T_EQ(x_reregist(t_self, args, NULL, 2), 0);
 			SAME_ERR(x_reregist("/bin/sh", args, NULL, 3), EPERM);
+			SAME_ERR(x_reregist(t_self, args + 1, NULL, 3), EPERM);
+			SAME_ERR(x_reregist(t_self, (char *[]){ args[0], "other", NULL }, NULL, 3), EPERM);
+			SAME_ERR(x_reregist(t_self, (char *[]){ args[0], NULL }, NULL, 3), EPERM);
+			SAME_ERR(x_reregist(t_self, args, (char *[]){ "A=1", NULL }, 3), EPERM);
 			T_EQ(x_unregister(), 0);
 			SAME_ERR(x_reregist(t_self, args, NULL, 4), EPERM);
 		}

@@ -846,18 +846,22 @@ THEN(seccomp_filter)
 
 ROW(filtered_execve)
 {
-	/* Before: afterwards only the same path can be registered. */
+	/* Before: afterwards nothing else can be registered. */
 	t_register("filtered_execve", NULL);
 	answer_call(NATIVE, SYS_execve, SECCOMP_RET_ERRNO | ENOTTY);
 }
 
 THEN(filtered_execve)
 {
-	char *args[] = { "prog", NULL };
+	char *args[] = { t_self, "@filtered_execve", NULL }, *other[] = { t_self, "@never", NULL };
 
 	T_ERR(execl(t_self, "prog", "@never", NULL), ENOTTY);
-	T_ERR(reregist("/bin/sh", args, NULL, 0), EPERM);
-	T_OK(reregist(t_self, args, NULL, 0));
+	T_ERR(reregist("/bin/sh", args, environ, 0), EPERM);
+	T_ERR(reregist(t_self, other, environ, 0), EPERM);
+	T_ERR(reregist(t_self, args + 1, environ, 0), EPERM);
+	T_ERR(reregist(t_self, args, NULL, 0), EPERM);
+	T_ERR(reregist(t_self, args, environ + 1, 0), EPERM);
+	T_OK(reregist(t_self, args, environ, 7));
 }
 
 T(seccomp_verdict)
@@ -871,6 +875,16 @@ T(seccomp_verdict)
 		_exit(9);
 	}
 	T_KILLED(t_wait(pid), SIGSYS);
+}
+
+ROW(dumpable)
+{
+	T_OK(prctl(PR_SET_DUMPABLE, 0));
+}
+
+THEN(dumpable)
+{
+	T_EQ(prctl(PR_GET_DUMPABLE), 0);
 }
 
 ROW(no_new_privs)
