@@ -817,18 +817,71 @@ ROLE(never)
 	return 0;
 }
 
-T(program_outside_of_the_root)
+ROLE(lives)
 {
-	pid_t pid = t_fork();
+	t_word[0]++;
+	return 0;
+}
 
-	if (!pid) {
-		t_register("never", NULL);
-		T_OK(chdir(t_tmpdir()));
-		T_OK(chroot("."));
-		t_crash();
+/* A root with the program in it, and another one below, with the same path. */
+static void two_roots(void)
+{
+	char path[PATH_MAX];
+
+	path_in(path, "root");
+	T_OK(mkdir(path, 0755));
+	T_OK(chdir(path));
+	t_copy(t_self, "prog", 0755);
+	T_OK(mkdir("sub", 0755));
+	t_copy(t_self, "sub/prog", 0755);
+	T_OK(chroot("."));
+	strcpy(t_self, "/prog");
+}
+
+T(changed_root_directory)
+{
+	for (int again = 0; again < 2; again++) {
+		pid_t pid = t_fork();
+
+		t_context = again ? "registered again" : "registered before";
+		if (!pid) {
+			t_tmpdir();
+			two_roots();
+			t_register(again ? "lives" : "never", NULL);
+			T_OK(chroot("/sub"));
+			T_OK(chdir("/"));
+			if (again)
+				t_register("lives", NULL);
+			t_crash();
+		}
+		if (again)
+			T_EXITED(t_wait(pid), 0);
+		else
+			T_KILLED(t_wait(pid), SIGSEGV);
+		T_EQ(t_word[0], again);
+		T_EXPECT(!system("rm -rf /tmp/zlr-test-*/*"));
 	}
-	T_KILLED(t_wait(pid), SIGSEGV);
-	T_EXPECT(true);
+}
+
+T(changed_mount_namespace)
+{
+	for (int again = 0; again < 2; again++) {
+		pid_t pid = t_fork();
+
+		t_context = again ? "registered again" : "registered before";
+		if (!pid) {
+			t_register(again ? "lives" : "never", NULL);
+			T_OK(unshare(CLONE_NEWNS));
+			if (again)
+				t_register("lives", NULL);
+			t_crash();
+		}
+		if (again)
+			T_EXITED(t_wait(pid), 0);
+		else
+			T_KILLED(t_wait(pid), SIGSEGV);
+		T_EQ(t_word[0], again);
+	}
 }
 
 /* ---- what a process may do ---- */
@@ -862,6 +915,9 @@ THEN(filtered_execve)
 	T_ERR(reregist(t_self, args, NULL, 0), EPERM);
 	T_ERR(reregist(t_self, args, environ + 1, 0), EPERM);
 	T_OK(reregist(t_self, args, environ, 7));
+	/* The same path, but not the same program */
+	T_OK(unshare(CLONE_NEWNS));
+	T_ERR(reregist(t_self, args, environ, 7), EPERM);
 }
 
 T(seccomp_verdict)
@@ -1001,12 +1057,6 @@ ROW(securebits)
 THEN(securebits)
 {
 	T_EQ(prctl(PR_GET_SECUREBITS), SECBIT_NO_SETUID_FIXUP | SECBIT_NO_SETUID_FIXUP_LOCKED);
-}
-
-ROLE(lives)
-{
-	t_word[0]++;
-	return 0;
 }
 
 /* setuid(2) to a user who has too many processes succeeds; execve(2) tells it. */
