@@ -3,6 +3,7 @@
 #include "../lib/cgroup.h"
 #include "../lib/seccomp.h"
 
+#include <linux/userfaultfd.h>
 #include <pthread.h>
 #include <sys/mount.h>
 #include <sys/un.h>
@@ -330,6 +331,77 @@ TV(confined)
 		answer_call(NATIVE, SYS_execve, SECCOMP_RET_ERRNO);
 		answer_call(NATIVE, SYS_execve, SECCOMP_RET_ALLOW);
 		SAME_ERR(x_reregist("/bin/sh", args, NULL, 6), EPERM);
+	}
+}
+
+/* ---- lists that change while they are read ---- */
+
+enum { CHANGE_LONGER, CHANGE_SHORTER, CHANGE_MORE, CHANGE_FEWER, CHANGE_BAD, CHANGES };
+
+struct change {
+	int uffd, how;
+	char *late;			/* a page that is not there before the change */
+	char *list[4], *first;
+};
+
+/* Everything is counted but what is on the late page; nothing has been copied yet. */
+static void *changes(void *arg)
+{
+	static char page[4096], longer[8192];
+	struct change *c = arg;
+	struct uffd_msg msg;
+	struct uffdio_copy copy = { .dst = (uintptr_t)c->late, .src = (uintptr_t)page, .len = sizeof(page) };
+
+	T_EQ(read(c->uffd, &msg, sizeof(msg)), sizeof(msg));
+	T_EQ(msg.event, UFFD_EVENT_PAGEFAULT);
+	memset(longer, 'l', sizeof(longer) - 1);
+	switch (c->how) {
+	case CHANGE_LONGER:
+		c->list[0] = longer;
+		break;
+	case CHANGE_SHORTER:
+		strcpy(c->first, "s");
+		break;
+	case CHANGE_MORE:
+		c->list[2] = longer;
+		break;
+	case CHANGE_FEWER:
+		c->list[1] = NULL;
+		break;
+	case CHANGE_BAD:
+		c->list[1] = T_KERNEL_PTR;
+		break;
+	}
+	strcpy(page, "LATE=1");
+	T_OK(ioctl(c->uffd, UFFDIO_COPY, &copy));
+	return NULL;
+}
+
+TV(changed_between_count_and_copy)
+{
+	static const int errors[CHANGES] = { E2BIG, 0, 0, EFAULT, EFAULT };
+
+	for (int how = 0; how < CHANGES; how++) {
+		char first[] = "first";
+		struct change c = { .how = how, .first = first, .list = { first, "second", NULL, NULL } };
+		struct uffdio_api api = { .api = UFFD_API };
+		struct uffdio_register reg = { .mode = UFFDIO_REGISTER_MODE_MISSING, .range.len = t_page() };
+		pthread_t t;
+
+		c.late = mmap(NULL, t_page(), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+		T_ASSERT(c.late != MAP_FAILED);
+		c.uffd = T_OK(syscall(SYS_userfaultfd, O_CLOEXEC));
+		T_OK(ioctl(c.uffd, UFFDIO_API, &api));
+		reg.range.start = (uintptr_t)c.late;
+		T_OK(ioctl(c.uffd, UFFDIO_REGISTER, &reg));
+		T_EQ(pthread_create(&t, NULL, changes, &c), 0);
+		if (errors[how])
+			SAME_ERR(x_reregist(t_self, c.list, (char *[]){ c.late, NULL }, how), errors[how]);
+		else
+			T_EQ(x_reregist(t_self, c.list, (char *[]){ c.late, NULL }, how), 0);
+		T_EQ(pthread_join(t, NULL), 0);
+		close(c.uffd);
+		munmap(c.late, t_page());
 	}
 }
 
