@@ -538,7 +538,8 @@ static int watch(int argc, char **argv)
 
 static int check(int argc, char **argv)
 {
-	static const char *const files[] = { "enabled", "min_interval_ms", "held_bytes_max" };
+	static const char *const files[] = { "enabled", "min_interval_ms", "cap_burst", "cap_interval_ms",
+					     "held_bytes_max" };
 	char path[64], value[64];
 
 	(void)argv;
@@ -549,7 +550,7 @@ static int check(int argc, char **argv)
 		printf("{\"abi\": %d", perdure_abi_version());
 	else
 		printf("%-18s %d\n", "abi", perdure_abi_version());
-	for (int i = 0; i < 3; i++) {
+	for (size_t i = 0; i < sizeof(files) / sizeof(*files); i++) {
 		snprintf(path, sizeof(path), "/proc/sys/kernel/restart/%s", files[i]);
 		if (read_file(path, value, sizeof(value)) <= 0)
 			continue;

@@ -246,7 +246,9 @@ def switched_off() -> Iterator[str]:
 
 def checks() -> Iterator[str]:
     told = json.loads(ctl("check", "--json").stdout)
-    yield from differ("check --json", told, {"abi": told["abi"], "enabled": 1, "min_interval_ms": 0, "held_bytes_max": 1048576})
+    known = {"abi": told["abi"], "enabled": 1, "min_interval_ms": 0, "cap_burst": 64, "cap_interval_ms": 0,
+             "held_bytes_max": 1048576}
+    yield from differ("check --json", told, known)
     yield from differ("check", dict(line.split() for line in ctl("check").stdout.splitlines()),
                       {name: str(value) for name, value in told.items()})
 
