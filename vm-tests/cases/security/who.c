@@ -162,10 +162,16 @@ T(privileged_program)
 T(loader_of_another_user)
 {
 	char path[64], text[64];
+	struct stat st;
 
 	snprintf(path, sizeof(path), "/proc/%d/lazy_loader", getpid());
 	T_EXPECT(t_get(path, text, sizeof(text)) > 0);
 	T_STREQ(text, "state: none\n");
+	/* The modes say the same as what is asked for when they are opened. */
+	T_OK(stat(path, &st));
+	T_EQ(st.st_mode, S_IFREG | 0400);
+	T_OK(stat("/proc/self/touched_set", &st));
+	T_EQ(st.st_mode, S_IFREG | 0600);
 	T_CHILD {
 		t_drop_root();
 		T_ERR(open(path, O_RDONLY | O_CLOEXEC), EACCES);
