@@ -307,6 +307,31 @@ T(held_over_execve)
 			}
 }
 
+/* What is held is found by its new number, when it has another by then. */
+ROLE(moved)
+{
+	kind_named(argv[0]);
+	T_EQ(t_generation(), 2);
+	T_IOLOG(FD1, 20, 5, 15, 0);
+	GET(FD1, 15, 5, 15);
+	return 0;
+}
+
+T(held_file_has_moved)
+{
+	for_each_kind(k, STREAM) {
+		T_CHILD {
+			open_at(k, RD, WR);
+			feed(WR, 20, 0);
+			READABLE(RD, 1);
+			GET(RD, 20, 0, 5);
+			put_at(RD, FD1);
+			t_register("moved", k->name, NULL);
+			t_crash();
+		}
+	}
+}
+
 ROLE(leader_gone)
 {
 	T_IOLOG(RD, 20, 0, 20, 0);
@@ -888,22 +913,22 @@ T_LIMIT(memory, 60)
 /* Parts of a large buffer cost what they are, not the whole of it each. */
 T_LIMIT(large_pieces, 60)
 {
-	enum { MUCH = 512 * 1024, PIECE = 2048, AT_ONCE = 64 * 1024 };
+	enum { MUCH = 512 * 1024, PIECE = 2048, CHUNK = 64 * 1024 };
 
 	cg_open("max");
 	T_CHILD {
 		cg_enter();
 		for_each_kind(k, TCP) {
-			static char buf[AT_ONCE];
+			static char buf[CHUNK];
 			long before, cost;
 			int fd[2];
 
 			k->open(fd);
 			before = cg_get("memory.current");
-			for (int at = 0; at < MUCH; at += AT_ONCE) {
-				t_fill(buf, AT_ONCE, at);
-				T_EQ(write(fd[1], buf, AT_ONCE), AT_ONCE);
-				for (size_t got = 0; got < AT_ONCE;) {
+			for (int at = 0; at < MUCH; at += CHUNK) {
+				t_fill(buf, CHUNK, at);
+				T_EQ(write(fd[1], buf, CHUNK), CHUNK);
+				for (size_t got = 0; got < CHUNK;) {
 					ssize_t n = T_OK(x_hread(fd[0], buf, PIECE, 0));
 
 					T_EQ(t_match(buf, n, at + got), n);
@@ -1008,53 +1033,324 @@ ROLE(leaves)
 	return 0;
 }
 
-/* More than the cgroup may have: an error that loses nothing, or the cgroup's own end for its process. */
-T(memory_limit)
+/* One writes 1 MiB to each file, outside of the cgroup; returns its process. */
+static pid_t feeds(int fd[][2], int files)
 {
-	char printk[64];
-	pid_t pid;
-	int status;
+	pid_t pid = t_fork();
+
+	if (!pid) {
+		for (int f = 0; f < files; f++)
+			for (int at = 0; at < 1 << 20; at += 8192)
+				feed(fd[f][1], 8192, at);
+		_exit(0);
+	}
+	return pid;
+}
+
+/*
+ * More than the cgroup may have: an error that loses nothing, after which everything goes on. Nobody is killed for it,
+ * least of all a small process beside the one that reads.
+ */
+T_LIMIT(memory_limit, 90)
+{
+	enum { FILES = 12 };
+	char events[256];
 
 	cg_open("6M");
-	/* An out-of-memory report has a call trace, which looks like a complaint about the kernel. */
-	T_OK(t_get("/proc/sys/kernel/printk", printk, sizeof(printk)));
-	T_OK(t_put("/proc/sys/kernel/printk", "4"));
-	pid = t_fork();
-	if (!pid) {
-		static char buf[65536];
-		int writer[2];
+	for_each_kind(k, ~0) {
+		int fd[FILES][2];
+		pid_t reader, sibling, feeder;
 
-		cg_enter();
-		for (int f = 0; f < 12; f++) {
-			open_unix(writer);
-			T_OK(fcntl(writer[1], F_SETFL, O_NONBLOCK));
-			for (uint64_t got = 0; got < 1 << 20;) {
-				ssize_t n;
+		/* What nobody reads of a pty or of UDP is lost. */
+		if (k->flags & TTY || (k->flags & (DGRAM | INET)) == (DGRAM | INET))
+			continue;
+		for (int f = 0; f < FILES; f++)
+			k->open(fd[f]);
+		sibling = t_fork();
+		if (!sibling) {
+			cg_enter();
+			for (;;)
+				pause();
+		}
+		feeder = feeds(fd, FILES);
+		reader = t_fork();
+		if (!reader) {
+			static char buf[8192];
+			ssize_t n, held = 0;
 
-				feed(writer[1], 8192, got);
-				n = x_hread_nowait(writer[0], buf, 8192, 0);
-				if (n < 0) {
-					T_EQ(errno, ENOMEM);
-					T_EQ(read(writer[0], buf, 8192), 8192);
-					T_EQ(t_match(buf, 8192, got), 8192);
-					_exit(7);
+			memset(buf, 1, sizeof(buf));
+			cg_enter();
+			for (int f = 0; f < FILES; f++) {
+				uint64_t got = 0;
+
+				while (got < 1 << 20) {
+					n = x_hread(fd[f][0], buf, 8192, 0);
+					if (n < 0)
+						break;
+					T_EQ(t_match(buf, n, got), n);
+					got += n;
 				}
+				if (got == 1 << 20) {
+					held += got;
+					continue;
+				}
+				T_EQ(errno, ENOMEM);
+				/* It is still there, and can be read at the limit. */
+				n = read(fd[f][0], buf, 8192);
+				T_RANGE(n, 1, 8192);
 				T_EQ(t_match(buf, n, got), n);
+				T_IOLOG(fd[f][0], got, 0, 0, 0);
+				T_EQ(x_hread(fd[f][0], NULL, 0, got), 0);
+				held += got;
 				got += n;
-				if (n < 8192)
-					T_EQ(x_hread_nowait(writer[0], buf, 8192 - n, 0), 8192 - n);
-				got += 8192 - n;
+				T_EQ(x_hread(fd[0][0], NULL, 0, f ? 1 << 20 : 0), 0);
+				n = x_hread(fd[f][0], buf, 8192, 0);
+				T_RANGE(n, 1, 8192);
+				T_EQ(t_match(buf, n, got), n);
+				t_note("%s: %zd KiB held of %d", k->name, held / 1024, 6 * 1024);
+				_exit(7);
+			}
+			_exit(8);
+		}
+		T_EXITED(t_wait(reader), 7);
+		if (T_EQ(waitpid(sibling, NULL, WNOHANG), 0))
+			t_reap(sibling);
+		T_OK(t_get(cg_path("memory.events"), events, sizeof(events)));
+		T_EXPECT(strstr(events, "\noom_kill 0"));
+		t_reap(feeder);
+		for (int f = 0; f < FILES; f++) {
+			close(fd[f][0]);
+			close(fd[f][1]);
+		}
+	}
+	cg_close();
+}
+
+/* ---- memory of TCP's ---- */
+
+enum { AT_ONCE = 64 * 1024 };
+
+static long available(void)
+{
+	char text[4096];
+
+	T_OK(t_get("/proc/meminfo", text, sizeof(text)));
+	return atol(strstr(text, "MemAvailable:") + 13) * 1024;
+}
+
+/* Writes 64 KiB, holds the first n bytes of it, and reads the rest plainly. */
+static void hold_first(int rd, int wr, ssize_t n)
+{
+	static char buf[AT_ONCE];
+
+	if (wr >= 0)
+		T_EQ(write(wr, buf, AT_ONCE), AT_ONCE);
+	for (ssize_t got = 0, len; got < AT_ONCE; got += len) {
+		len = got < n ? x_hread(rd, buf, n - got, 0) : read(rd, buf, AT_ONCE - got);
+		T_ASSERT(len > 0);
+	}
+}
+
+/* Who holds little of a large buffer, the rest of which has been read, does not keep the whole of it for nothing. */
+T_LIMIT(rest_is_read, 120)
+{
+	enum { FILES = 16, ROUNDS = 32 };
+	static const int sizes[] = { 1025, 9000 };
+
+	cg_open("max");
+	T_CHILD {
+		cg_enter();
+		for_each_kind(k, TCP) {
+			for (size_t s = 0; s < ARRAY_LEN(sizes); s++) {
+				long charged, taken, held = (long)FILES * ROUNDS * sizes[s];
+				int fd[FILES][2];
+
+				for (int f = 0; f < FILES; f++) {
+					k->open(fd[f]);
+					hold_first(fd[f][0], fd[f][1], 1);
+				}
+				charged = cg_get("memory.current");
+				taken = available();
+				for (int i = 0; i < ROUNDS; i++)
+					for (int f = 0; f < FILES; f++)
+						hold_first(fd[f][0], fd[f][1], sizes[s]);
+				charged = cg_get("memory.current") - charged;
+				taken -= available();
+				t_note("%s: %ld KiB held in pieces of %d bytes take %ld KiB, %ld KiB are charged", k->name,
+				       held / 1024, sizes[s], taken / 1024, charged / 1024);
+				T_RANGE(taken, LONG_MIN, 2 * charged + (8 << 20));
+				T_RANGE(charged, held / 2, 5 * held + (1 << 20));
+				for (int f = 0; f < FILES; f++) {
+					close(fd[f][0]);
+					close(fd[f][1]);
+				}
 			}
 		}
-		_exit(8);
 	}
-	status = t_wait(pid);
-	T_OK(t_put("/proc/sys/kernel/printk", printk));
-	if (!WIFSIGNALED(status))
-		T_EXITED(status, 7);
-	else
-		T_KILLED(status, SIGKILL);
 	cg_close();
+}
+
+/* The same of what a restart made unread: what is read plainly takes nothing of what is paid for the rest. */
+enum { FIRST = 100, INHERITED = 16 };
+
+ROLE(reads_of_inherited)
+{
+	long charged, taken;
+
+	T_EQ(t_generation(), 2);
+	snprintf(cg_dir, sizeof(cg_dir), "%s", argv[0]);
+	charged = cg_get("memory.current");
+	taken = available();
+	for (int f = 0; f < INHERITED; f++)
+		for (int i = 0; i < 15; i++)
+			hold_first(FIRST + 2 * f, -1, 1025);
+	charged -= cg_get("memory.current");
+	taken = available() - taken;
+	t_note("%ld KiB freed, %ld KiB paid less", taken / 1024, charged / 1024);
+	T_RANGE(charged, LONG_MIN, taken + (4 << 20));
+	return 0;
+}
+
+T_LIMIT(rest_of_inherited_is_read, 60)
+{
+	cg_open("max");
+	for_each_kind(k, TCP) {
+		T_CHILD {
+			cg_enter();
+			for (int f = 0; f < INHERITED; f++) {
+				open_at(k, FIRST + 2 * f, FIRST + 2 * f + 1);
+				for (int i = 0; i < 15; i++)
+					hold_first(FIRST + 2 * f, FIRST + 2 * f + 1, AT_ONCE);
+			}
+			t_register("reads_of_inherited", cg_dir, NULL);
+			t_crash();
+		}
+	}
+	cg_close();
+}
+
+/* Pages that TCP counts, against net.ipv4.tcp_mem */
+static long tcp_mem(void)
+{
+	char text[1024], *tcp;
+
+	T_OK(t_get("/proc/net/sockstat", text, sizeof(text)));
+	tcp = strstr(text, "TCP:");
+	T_ASSERT(tcp && strstr(tcp, " mem "));
+	return atol(strstr(tcp, " mem ") + 5);
+}
+
+/* Each processor may have up to 1 MiB of the count for itself. */
+#define TCP_MEM_SLACK	(sysconf(_SC_NPROCESSORS_ONLN) * 2 * 256)
+
+ROLE(reads_it_plainly)
+{
+	static char buf[AT_ONCE];
+	long before = atol(argv[0]), much = 15l * INHERITED * AT_ONCE / t_page();
+
+	T_EQ(t_generation(), 2);
+	T_RANGE(tcp_mem() - before, much - TCP_MEM_SLACK, LONG_MAX);
+	for (int f = 0; f < INHERITED; f++)
+		for (ssize_t n, left = 15 * AT_ONCE; left; left -= n)
+			T_ASSERT((n = read(FIRST + 2 * f, buf, AT_ONCE)) > 0);
+	T_RANGE(tcp_mem() - before, LONG_MIN, TCP_MEM_SLACK);
+	return 0;
+}
+
+/* What is held stays TCP's memory until it is released, read again, or the last file is closed. */
+T_LIMIT(held_is_tcp_memory, 60)
+{
+	enum { MUCH = 15 * AT_ONCE };
+
+	for_each_kind(k, TCP) {
+		for (int end = 0; end < 3; end++) {
+			T_CHILD {
+				long before = tcp_mem(), much = (long)INHERITED * MUCH / t_page();
+				char text[32];
+
+				snprintf(text, sizeof(text), "%ld", before);
+				for (int f = 0; f < INHERITED; f++) {
+					open_at(k, FIRST + 2 * f, FIRST + 2 * f + 1);
+					for (int i = 0; i < 15; i++)
+						hold_first(FIRST + 2 * f, FIRST + 2 * f + 1, AT_ONCE);
+				}
+				T_RANGE(tcp_mem() - before, much - TCP_MEM_SLACK, 2 * much + TCP_MEM_SLACK);
+				if (end == 2) {
+					t_register("reads_it_plainly", text, NULL);
+					t_crash();
+				}
+				for (int f = 0; f < INHERITED; f++) {
+					if (end == 0) {
+						T_EQ(x_hread(FIRST + 2 * f, NULL, 0, MUCH), 0);
+					} else {
+						close(FIRST + 2 * f);
+						close(FIRST + 2 * f + 1);
+					}
+				}
+				T_RANGE(tcp_mem() - before, LONG_MIN, TCP_MEM_SLACK);
+			}
+		}
+	}
+}
+
+/* tcpi_segs_out, which the struct tcp_info of the C library does not have */
+static uint32_t segs_out(int fd)
+{
+	uint32_t info[64] = {};
+	socklen_t len = sizeof(info);
+
+	T_OK(getsockopt(fd, IPPROTO_TCP, TCP_INFO, info, &len));
+	T_RANGE(len, 140, sizeof(info));
+	return info[136 / 4];
+}
+
+/* Reading makes room, and the peer is told at once: it need not ask whether there is some. */
+T(window_is_opened)
+{
+	for_each_kind(k, TCP) {
+		static char buf[AT_ONCE];
+		uint32_t sent;
+		int fd[2];
+
+		k->open(fd);
+		T_OK(setsockopt(fd[0], SOL_SOCKET, SO_RCVBUF, &(int){ 32768 }, sizeof(int)));
+		T_OK(fcntl(fd[1], F_SETFL, O_NONBLOCK));
+		/* Until the window is shut and nothing moves any more. */
+		for (int i = 0; i < 3; i++) {
+			while (write(fd[1], buf, 4096) > 0)
+				;
+			T_EQ(errno, EAGAIN);
+			t_sleep_ms(10);
+		}
+		sent = segs_out(fd[0]);
+		T_RANGE(x_hread_nowait(fd[0], buf, sizeof(buf), 0), 16384, sizeof(buf));
+		T_EXPECT(segs_out(fd[0]) != sent);
+		close(fd[0]);
+		close(fd[1]);
+	}
+}
+
+/* What hread() takes moves SO_PEEK_OFF back, as what read() takes does. */
+T(peek_offset)
+{
+	for_each_kind(k, TCP) {
+		char buf[64];
+		int fd[2];
+
+		k->open(fd);
+		if (setsockopt(fd[0], SOL_SOCKET, SO_PEEK_OFF, &(int){ 0 }, sizeof(int)))
+			t_skip("no SO_PEEK_OFF on TCP");
+		feed(fd[1], 40, 0);
+		READABLE(fd[0], 1);
+		T_EQ(recv(fd[0], buf, 20, MSG_PEEK), 20);
+		T_EQ(t_match(buf, 20, 0), 20);
+		GET(fd[0], 10, 0, 0);
+		T_EQ(recv(fd[0], buf, 10, MSG_PEEK), 10);
+		T_EQ(t_match(buf, 10, 20), 10);
+		GET(fd[0], 30, 10, 0);
+		close(fd[0]);
+		close(fd[1]);
+	}
 }
 
 /* ---- io_uring ---- */

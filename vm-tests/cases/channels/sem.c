@@ -1042,6 +1042,38 @@ T(suspect_fd)
 		t_register("suspect", "23", NULL);
 		t_crash();
 	}
+	T_CHILD {
+		/* By its new number, when it has another by then. */
+		open_at(&kinds[0], RD, WR);
+		open_at(&kinds[2], RD2, WR2);
+		feed(WR, 10, 0);
+		feed(WR2, 10, 0);
+		GET(RD2, 5, 0, 0);
+		GET(RD, 5, 0, 0);
+		put_at(RD, FD1);
+		t_register("suspect", "25", NULL);
+		t_crash();
+	}
+	T_CHILD {
+		int end[2];
+		char c;
+
+		/* Not what it has closed, though another process keeps it open. */
+		open_at(&kinds[0], RD, WR);
+		open_at(&kinds[2], RD2, WR2);
+		feed(WR, 10, 0);
+		feed(WR2, 10, 0);
+		GET(RD, 5, 0, 0);
+		GET(RD2, 5, 0, 0);
+		T_OK(pipe(end));
+		if (!t_fork()) {
+			close(end[1]);
+			_exit(read(end[0], &c, 1));
+		}
+		close(RD2);
+		t_register("suspect", "21", NULL);
+		t_crash();
+	}
 }
 
 /* ---- the tracepoint of a rewind ---- */

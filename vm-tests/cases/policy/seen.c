@@ -159,6 +159,31 @@ T(held_bytes)
 	T_EQ(proc_num(getpid(), "held_bytes"), 5);
 }
 
+ROLE(holds_on)
+{
+	T_EQ(x_reregist(t_self, args, NULL, 0), 0);
+	T_EQ(proc_num(getpid(), "held_bytes"), 5);
+	T_EQ(x_hread(atoi(argv[0]), NULL, 0, 2), 0);
+	T_EQ(proc_num(getpid(), "held_bytes"), 3);
+	return 0;
+}
+
+/* Another program of the process holds what the one before it held. */
+T(held_bytes_after_execve)
+{
+	T_CHILD {
+		char buf[8], fd[12];
+		int p[2];
+
+		T_OK(pipe(p));
+		T_EQ(write(p[1], "abcdefgh", 8), 8);
+		T_EQ(hread(p[0], buf, 5, 0), 5);
+		snprintf(fd, sizeof(fd), "%d", p[0]);
+		execl(t_self, "prog", "@holds_on", fd, NULL);
+		T_ASSERT(!"execve");
+	}
+}
+
 /* ---- the log ---- */
 
 T(log_file)
