@@ -243,6 +243,29 @@ def frem_dies(place: Path) -> None:
 
 
 @case
+def in_a_namespace(place: Path) -> None:
+    """numbers in a PID namespace are not those of the host: a restore that fails or is interrupted ends nobody there"""
+    if not LAZY:
+        return
+    # Its number is that of a process in the namespace
+    bystander = subprocess.Popen(["sleep", "1000"])
+    (place / "state").mkdir()
+    start = f"echo {bystander.pid - 1} >/proc/sys/kernel/ns_last_pid; {TARGET} {place}/state {MEGABYTES} 0 & wait"
+    first = subprocess.Popen(["unshare", "--pid", "--fork", "--kill-child", "setsid", "sh", "-c", start],
+                             stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    wait("it works", lambda: (place / "state/0").exists())
+    inner = int(Path(f"/proc/{first.pid}/task/{first.pid}/children").read_text())
+    _, text = frem("checkpoint", str(inner), "--dir", str(place / "c"), "--kill")
+    first.wait()
+    assert f"process {bystander.pid} " in (place / "c/frem.descriptor").read_text(), text
+    with preloaded(late=2 * SLOW):
+        result, text = frem("restore", "--dir", str(place / "c"), "--json")
+    assert result["mode"] == "plain" and "Too many open files" in text, (result, text)
+    assert bystander.poll() is None, "the bystander was killed"
+    bystander.kill()
+
+
+@case
 def not_lazily(place: Path) -> None:
     """where CRIU fails with pages to come later, it restores without them"""
     target = Target(place, children=1)
@@ -583,7 +606,8 @@ def refusals(place: Path) -> None:
     def older(bad: Path) -> None:
         flip("pages-1.img", 2500000)(bad)
         os.utime(bad / "pages-1.img", ns=(1, (bad / "pages-1.img").stat().st_mtime_ns - 3600 * 10**9))
-    assert "near byte 2097152" in damaged("older pages", older)
+    text = damaged("older pages", older)
+    assert "pages-1.img was copied or changed" in text and "near byte 2097152" in text, text
     assert "changed or damaged" in damaged("changed core", flip("core-*.img", 40))
     assert "is missing" in damaged("no image", lambda bad: next(bad.glob("mm-*.img")).unlink())
     assert "checksum is wrong" in damaged("changed descriptor", flip("frem.descriptor", 200))
