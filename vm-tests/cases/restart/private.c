@@ -261,44 +261,6 @@ T(unreadable_program)
 	T_EXITED(t_wait(pid), 0);
 }
 
-/* ---- a tracer that was there before ---- */
-
-/* A tracer stays; what the process has closed to it since stays closed. */
-T(tracer)
-{
-	int status;
-	pid_t pid;
-
-	become(T_NOBODY);
-	T_OK(prctl(PR_SET_DUMPABLE, 1));
-	pid = t_fork();
-	if (!pid) {
-		t_register("gen2", NULL);
-		t_word[W_READY] = 1;
-		while (!t_word[W_END])
-			t_sleep_ms(1);
-		T_OK(prctl(PR_SET_DUMPABLE, 0));
-		t_crash();
-	}
-	while (!t_word[W_READY])
-		t_sleep_ms(1);
-	T_OK(ptrace(PTRACE_SEIZE, pid, NULL, PTRACE_O_TRACEEXEC));
-	t_word[W_END] = 1;
-	T_OK(waitpid(pid, &status, 0));
-	T_ASSERT(WIFSTOPPED(status) && WSTOPSIG(status) == SIGSEGV);
-	errno = 0;
-	ptrace(PTRACE_PEEKDATA, pid, t_self, NULL);
-	T_EQ(errno, EIO);
-	T_OK(ptrace(PTRACE_CONT, pid, NULL, SIGSEGV));
-	T_OK(waitpid(pid, &status, 0));
-	T_ASSERT(status >> 8 == (SIGTRAP | PTRACE_EVENT_EXEC << 8));
-	errno = 0;
-	ptrace(PTRACE_PEEKDATA, pid, t_self, NULL);
-	T_EQ(errno, EIO);
-	T_OK(ptrace(PTRACE_DETACH, pid, NULL, NULL));
-	T_EXITED(t_wait(pid), 0);
-}
-
 /* ---- core dumps ---- */
 
 ROLE(dumps_no_core)
