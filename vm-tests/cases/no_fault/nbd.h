@@ -47,7 +47,7 @@ static void __attribute__((noreturn)) nbd_serve(int fd, char *disk)
 /* Device number `n`, mounted on nbd_mnt */
 static T_UNUSED void nbd_start(unsigned int n)
 {
-	char *disk = mmap(NULL, NBD_BYTES, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0), path[64], text[128];
+	char *disk = mmap(NULL, NBD_BYTES, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0), path[64], text[192];
 	int sk[2], dev;
 
 	T_ASSERT(disk != MAP_FAILED);
