@@ -171,10 +171,10 @@ def dropped(path: Path, page: int, count: int) -> bool:
     return cached(path) <= path.stat().st_size // 4096 - count
 
 
-def block_of(path: Path, page: int) -> int:
-    """Where on the disk a page of a file is, in bytes; blocks have the size of a page."""
+def first_block(path: Path, page: int, count: int) -> int:
+    """Where on the disk the first of so many pages of a file is, in bytes; blocks have the size of a page."""
     with path.open("rb") as file:
-        return struct.unpack("i", fcntl.ioctl(file, 1, struct.pack("i", page)))[0] * 4096   # FIBMAP
+        return min(struct.unpack("i", fcntl.ioctl(file, 1, struct.pack("i", n)))[0] for n in range(page, page + count)) * 4096  # FIBMAP
 
 
 def lost_disk(place: Path) -> None:
@@ -198,7 +198,7 @@ def lose_disk(image: Path, mount: Path, track: bool, preload: bool) -> None:
     pages = pages_of(directory)
     half = pages.stat().st_size // 8192
     wait("it is not in memory", lambda: dropped(pages, half, half // 2))
-    os.truncate(image, block_of(pages, half))
+    os.truncate(image, first_block(pages, half, half // 2))
     _, text = frem("restore", "--dir", str(directory), *(["--preload"] if preload else []), status=1)
     assert "frem verify" in text and ("cannot be read" if preload else "loading failed") in text, text
     (target.place / "check").touch()
