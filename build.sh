@@ -167,6 +167,7 @@ test)
 	for extra in fuzz kselftest stress zdtm; do
 		[[ " $*" != *" $extra"* ]] || setup "$extra"
 	done
+	[[ " $*" != *" distributions"* ]] || setup packages	# mmdebstrap
 	# The suites say what they need; kernels they have built
 	plan=$(python3 "$TOP/vm-tests/run" test --plan "$@")
 	for line in $plan; do
