@@ -5,16 +5,15 @@
 usage: inside.py DIRECTORY LIMIT TARGET:TEST..."""
 
 import json
-import os
 import re
-import signal
-import subprocess
 import sys
 import time
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "lib"))
+import limited  # noqa: E402
+
 POINT = re.compile(r"\s*(?:# )?(ok|not ok) \d+ (?:- )?(.*)")
-NETWORK = "ip link set lo up 2>/dev/null; exec \"$0\""
 
 
 def points(text: str) -> dict[str, str]:
@@ -29,31 +28,12 @@ def points(text: str) -> dict[str, str]:
     return found
 
 
-def run(directory: Path, program: str, limit: float) -> tuple[str, str]:
-    command = ["unshare", "-n", "sh", "-c", NETWORK, f"./{program}"]
-    with open("/tmp/selftest.log", "w+b") as log:
-        process = subprocess.Popen(command, cwd=directory, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
-                                   start_new_session=True)
-        try:
-            status = process.wait(limit)
-            word = {0: "pass", 4: "skip"}.get(status, "fail")
-        except subprocess.TimeoutExpired:
-            word = "late"
-        try:
-            os.killpg(process.pid, signal.SIGKILL)
-        except ProcessLookupError:
-            pass
-        process.wait()
-        log.seek(0)
-        return word, log.read(1 << 20).decode(errors="replace")
-
-
 def main() -> None:
     place, limit, *tests = sys.argv[1:]
     for test in tests:
         target, _, program = test.partition(":")
         start = time.monotonic()
-        word, text = run(Path(place) / target, program, float(limit))
+        word, text = limited.run([f"./{program}"], Path(place) / target, float(limit), {0: "pass", 4: "skip"})
         print(json.dumps({"test": test, "word": word, "points": points(text), "tail": text[-1500:],
                           "seconds": round(time.monotonic() - start, 1)}), flush=True)
 

@@ -5,34 +5,21 @@
 usage: inside.py LIMIT SECONDS COUNT STRESSOR..."""
 
 import json
-import os
 import re
-import signal
-import subprocess
 import sys
 import time
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "lib"))
+import limited  # noqa: E402
 
 # What stress-ng ends with: no resources for it, not implemented
 WORDS = {0: "pass", 3: "skip", 4: "skip"}
-NETWORK = 'ip link set lo up 2>/dev/null; exec "$@"'
 
 
 def run(name: str, limit: float, seconds: str, count: str) -> tuple[str, str]:
-    command = ["unshare", "-n", "sh", "-c", NETWORK, "sh", "stress-ng", f"--{name}", count, "--timeout", seconds, "--verify",
-               "--no-rand-seed", "--oomable", "--temp-path", "/tmp"]
-    with open("/tmp/stress.log", "w+b") as log:
-        process = subprocess.Popen(command, cwd="/tmp", stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True)
-        try:
-            word = WORDS.get(process.wait(limit), "fail")
-        except subprocess.TimeoutExpired:
-            word = "late"
-        try:
-            os.killpg(process.pid, signal.SIGKILL)
-        except ProcessLookupError:
-            pass
-        process.wait()
-        log.seek(0)
-        return word, log.read(1 << 20).decode(errors="replace")
+    command = ["stress-ng", f"--{name}", count, "--timeout", seconds, "--verify", "--no-rand-seed", "--oomable", "--temp-path", "/tmp"]
+    return limited.run(command, Path("/tmp"), limit, WORDS)
 
 
 def main() -> None:
