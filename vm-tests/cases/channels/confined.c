@@ -1,0 +1,96 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+/* A security module that refuses a read or a write refuses ours, too, and nothing is lost by that. */
+#include "chan.h"
+
+#include <sys/mount.h>
+
+#define OPEN "perdure-open"	/* may do all */
+#define SHUT "perdure-shut"	/* may do nothing, not even with what is open */
+
+/* What somebody without a profile has opened may be read by everybody: channels are opened with the first. */
+static const char profiles[] =
+	"abi <kernel>,\n"
+	"profile " OPEN " flags=(attach_disconnected) { file, network, capability, signal, ptrace, change_profile, }\n"
+	"profile " SHUT " flags=(attach_disconnected) { signal, }\n";
+
+static void confine(const char *profile)
+{
+	char text[64];
+
+	snprintf(text, sizeof(text), "changeprofile %s", profile);
+	T_OK(t_put("/proc/self/attr/apparmor/current", text));
+}
+
+static void open_confined(void)
+{
+	char path[PATH_MAX], command[PATH_MAX + 64], label[64];
+
+	if (t_get("/proc/self/attr/apparmor/current", label, sizeof(label)) <= 0)
+		t_skip("no AppArmor in this kernel");
+	if (access("/sys/kernel/security/apparmor", F_OK))
+		T_OK(mount("none", "/sys/kernel/security", "securityfs", 0, NULL));
+	t_write_file(t_path(path, "profiles"), profiles, strlen(profiles), 0600);
+	snprintf(command, sizeof(command), "apparmor_parser --replace --skip-cache %s", path);
+	T_EQ(system(command), 0);
+	confine(OPEN);
+}
+
+/* Pipes without a name are beyond it. */
+static bool is_mediated(const struct kind *k)
+{
+	return strcmp(k->name, "pipe");
+}
+
+T(data)
+{
+	open_confined();
+	for_each_kind(k, ~0) {
+		char buf[64];
+		int fd[2];
+
+		if (!is_mediated(k))
+			continue;
+		k->open(fd);
+		feed(fd[1], 20, 0);
+		READABLE(fd[0], 1);
+		T_CHILD {
+			confine(SHUT);
+			T_ERR(read(fd[0], buf, sizeof(buf)), EACCES);
+			T_ERR(x_hread_nowait(fd[0], buf, sizeof(buf), 0), EACCES);
+			T_ERR(write(fd[1], buf, 10), EACCES);
+			T_ERR(x_lwrite(fd[1], buf, 10), EACCES);
+		}
+		T_IOLOG(fd[1], 0, 0, 0, 0);
+		GET_ALL(fd[0], 20, 0, 0);
+		T_ERR(x_hread_nowait(fd[0], buf, sizeof(buf), 20), EAGAIN);
+	}
+}
+
+T(unread)
+{
+	open_confined();
+	for_each_kind(k, ~0) {
+		char buf[64];
+		int fd[2];
+
+		if (!is_mediated(k))
+			continue;
+		k->open(fd);
+		feed(fd[1], 20, 0);
+		READABLE(fd[0], 1);
+		T_ERR(x_hread_nowait(fd[0], buf, sizeof(buf), 60), EINVAL);
+		T_IOLOG(fd[0], 20, 0, 20, 0);
+		T_CHILD {
+			confine(SHUT);
+			T_ERR(read(fd[0], buf, sizeof(buf)), EACCES);
+			T_ERR(x_hread_nowait(fd[0], buf, sizeof(buf), 0), EACCES);
+			if (k->flags & SOCK) {
+				T_ERR(recv(fd[0], buf, sizeof(buf), 0), EACCES);
+				T_ERR(recv(fd[0], buf, sizeof(buf), MSG_PEEK), EACCES);
+			}
+		}
+		T_IOLOG(fd[0], 20, 0, 20, 0);
+		T_EQ(read(fd[0], buf, sizeof(buf)), 20);
+		T_EQ(t_match(buf, 20, 0), 20);
+	}
+}
