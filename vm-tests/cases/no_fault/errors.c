@@ -384,11 +384,17 @@ static void *touch(void *p)
 	return (void *)(uintptr_t)(ret == -1 ? errno : 0);
 }
 
+/* Whose image can be cut, so that it cannot be read: at /mnt/bad */
+static void mount_bad_disk(void)
+{
+	T_ASSERT(!access("/mnt/nf", F_OK)); /* disk.sh */
+	T_ASSERT(!system("rm -rf /mnt/bad && mkdir -p /mnt/bad && truncate -s 16M /mnt/bad.img && "
+			 "mkfs.ext4 -q -F -b 4096 -O ^has_journal /mnt/bad.img && "
+			 "mount $(losetup -f --show /mnt/bad.img) /mnt/bad"));
+}
+
 T_LIMIT(image_unreadable, 40)
 {
-	static const char *const mount_it =
-		"rm -rf /mnt/bad && mkdir /mnt/bad && truncate -s 16M /mnt/bad.img && "
-		"mkfs.ext4 -q -F -O ^has_journal /mnt/bad.img && mount $(losetup -f --show /mnt/bad.img) /mnt/bad";
 	int uffd, image, ev = T_OK(eventfd(0, 0));
 	struct uffdio_lazy_extent e;
 	struct uffdio_lazy_attach a;
@@ -397,8 +403,7 @@ T_LIMIT(image_unreadable, 40)
 	void *err;
 	char *p;
 
-	T_ASSERT(!access("/mnt/nf", F_OK)); /* disk.sh */
-	T_ASSERT(!system(mount_it));
+	mount_bad_disk();
 	image = nf_image_at("/mnt/bad/image", 1, 1000);
 	T_ASSERT(!system("sync"));
 	T_OK(t_put("/proc/sys/vm/drop_caches", "3"));
@@ -431,9 +436,6 @@ T_LIMIT(image_unreadable, 40)
 /* Ten pages that cannot be read, of a thousand: the others come, before and after */
 T_LIMIT(pages_unreadable, 40)
 {
-	static const char *const mount_it =
-		"rm -rf /mnt/bad && mkdir -p /mnt/bad && truncate -s 16M /mnt/bad.img && "
-		"mkfs.ext4 -q -F -b 4096 -O ^has_journal /mnt/bad.img && mount $(losetup -f --show /mnt/bad.img) /mnt/bad";
 	unsigned long n = 1000, good = 990;
 	int uffd, image, block = good, ev = T_OK(eventfd(0, 0));
 	struct uffdio_lazy_extent e[2];
@@ -441,8 +443,7 @@ T_LIMIT(pages_unreadable, 40)
 	uint64_t told;
 	char *p;
 
-	T_ASSERT(!access("/mnt/nf", F_OK)); /* disk.sh */
-	T_ASSERT(!system(mount_it));
+	mount_bad_disk();
 	image = nf_image_at("/mnt/bad/image", 1, n);
 	T_ASSERT(!system("sync"));
 	T_OK(ioctl(image, FIBMAP, &block));
@@ -472,6 +473,52 @@ T_LIMIT(pages_unreadable, 40)
 	T_EQ(nf_count(p + 500 * PG, 1, 0, 500), 500);
 	for (int i = 490; i < 500; i++)
 		T_EXPECT(nf_bus(p + i * PG));
+	klogctl(5, NULL, 0);
+	close(image);
+	umount2("/mnt/bad", MNT_DETACH);
+}
+
+/* What it died of is told, also when there was more to load */
+T_LIMIT(dies_of_a_lost_page, 40)
+{
+	enum { W_UFFD, W_GO };
+	unsigned long n = 2000, good = n - 10;
+	int image, uffd, pidfd, block = good;
+	struct uffdio_lazy_extent e;
+	struct uffdio_lazy_attach a;
+	pid_t pid;
+	char *p;
+
+	mount_bad_disk();
+	image = nf_image_at("/mnt/bad/image", 1, n);
+	T_ASSERT(!system("sync"));
+	T_OK(ioctl(image, FIBMAP, &block));
+	T_OK(t_put("/proc/sys/vm/drop_caches", "3"));
+	klogctl(5, NULL, 0);
+	pid = t_fork();
+	if (!pid) {
+		p = nf_map(n);
+		uffd = nf_uffd();
+		nf_register(uffd, p, n);
+		e = nf_extent(p, n, 0);
+		a = nf_args(image, &e, 1, 1);
+		T_OK(ioctl(uffd, UFFDIO_LAZY_ATTACH, &a));
+		t_word[W_UFFD] = uffd;
+		while (!t_word[W_GO])
+			t_sleep_ms(5);
+		nf_start(uffd);
+		_exit(*(volatile char *)(p + good * PG));
+	}
+	while (!t_word[W_UFFD])
+		t_sleep_ms(5);
+	pidfd = T_OK(syscall(SYS_pidfd_open, pid, 0));
+	uffd = T_OK(syscall(SYS_pidfd_getfd, pidfd, t_word[W_UFFD], 0));
+	T_OK(truncate("/mnt/bad.img", block * PG));
+	t_word[W_GO] = 1;
+	T_KILLED(t_wait(pid), SIGBUS);
+	T_EQ(nf_wait(uffd), UFFD_LAZY_FAILED);
+	T_EQ(nf_stat(uffd).error, EIO);
+	T_EXPECT(nf_stat(uffd).missing > 10);
 	klogctl(5, NULL, 0);
 	close(image);
 	umount2("/mnt/bad", MNT_DETACH);
