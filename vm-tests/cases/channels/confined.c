@@ -7,7 +7,6 @@
 #define OPEN "perdure-open"	/* may do all */
 #define SHUT "perdure-shut"	/* may do nothing, not even with what is open */
 
-/* What somebody without a profile has opened may be read by everybody: channels are opened with the first. */
 static const char profiles[] =
 	"abi <kernel>,\n"
 	"profile " OPEN " flags=(attach_disconnected) { file, network, capability, signal, ptrace, change_profile, }\n"
@@ -21,7 +20,7 @@ static void confine(const char *profile)
 	T_OK(t_put("/proc/self/attr/apparmor/current", text));
 }
 
-static void open_confined(void)
+static void load_profiles(void)
 {
 	char path[PATH_MAX], command[PATH_MAX + 64], label[64];
 
@@ -32,65 +31,73 @@ static void open_confined(void)
 	t_write_file(t_path(path, "profiles"), profiles, strlen(profiles), 0600);
 	snprintf(command, sizeof(command), "apparmor_parser --replace --skip-cache %s", path);
 	T_EQ(system(command), 0);
-	confine(OPEN);
 }
 
-/* Pipes without a name are beyond it. */
-static bool is_mediated(const struct kind *k)
+/*
+ * What somebody without a profile has opened anybody may use as a file: with sockets only who uses them as sockets is
+ * asked. The others are opened with a profile; pipes without a name are beyond it.
+ */
+static void for_each_mediated(void (*test)(const struct kind *k))
 {
-	return strcmp(k->name, "pipe");
+	load_profiles();
+	for_each_kind(k, SOCK)
+		test(k);
+	confine(OPEN);
+	for_each_kind(k, PIPE | TTY)
+		if (strcmp(k->name, "pipe"))
+			test(k);
+}
+
+static void refuse_data(const struct kind *k)
+{
+	char buf[64];
+	int fd[2];
+
+	k->open(fd);
+	feed(fd[1], 20, 0);
+	READABLE(fd[0], 1);
+	T_CHILD {
+		confine(SHUT);
+		T_ERR(read(fd[0], buf, sizeof(buf)), EACCES);
+		T_ERR(x_hread_nowait(fd[0], buf, sizeof(buf), 0), EACCES);
+		T_ERR(write(fd[1], buf, 10), EACCES);
+		T_ERR(x_lwrite(fd[1], buf, 10), EACCES);
+	}
+	T_IOLOG(fd[1], 0, 0, 0, 0);
+	GET_ALL(fd[0], 20, 0, 0);
+	T_ERR(x_hread_nowait(fd[0], buf, sizeof(buf), 20), EAGAIN);
 }
 
 T(data)
 {
-	open_confined();
-	for_each_kind(k, ~0) {
-		char buf[64];
-		int fd[2];
+	for_each_mediated(refuse_data);
+}
 
-		if (!is_mediated(k))
-			continue;
-		k->open(fd);
-		feed(fd[1], 20, 0);
-		READABLE(fd[0], 1);
-		T_CHILD {
-			confine(SHUT);
-			T_ERR(read(fd[0], buf, sizeof(buf)), EACCES);
-			T_ERR(x_hread_nowait(fd[0], buf, sizeof(buf), 0), EACCES);
-			T_ERR(write(fd[1], buf, 10), EACCES);
-			T_ERR(x_lwrite(fd[1], buf, 10), EACCES);
+static void refuse_unread(const struct kind *k)
+{
+	char buf[64];
+	int fd[2];
+
+	k->open(fd);
+	feed(fd[1], 20, 0);
+	READABLE(fd[0], 1);
+	T_ERR(x_hread_nowait(fd[0], buf, sizeof(buf), 60), EINVAL);
+	T_IOLOG(fd[0], 20, 0, 20, 0);
+	T_CHILD {
+		confine(SHUT);
+		T_ERR(read(fd[0], buf, sizeof(buf)), EACCES);
+		T_ERR(x_hread_nowait(fd[0], buf, sizeof(buf), 0), EACCES);
+		if (k->flags & SOCK) {
+			T_ERR(recv(fd[0], buf, sizeof(buf), 0), EACCES);
+			T_ERR(recv(fd[0], buf, sizeof(buf), MSG_PEEK), EACCES);
 		}
-		T_IOLOG(fd[1], 0, 0, 0, 0);
-		GET_ALL(fd[0], 20, 0, 0);
-		T_ERR(x_hread_nowait(fd[0], buf, sizeof(buf), 20), EAGAIN);
 	}
+	T_IOLOG(fd[0], 20, 0, 20, 0);
+	T_EQ(read(fd[0], buf, sizeof(buf)), 20);
+	T_EQ(t_match(buf, 20, 0), 20);
 }
 
 T(unread)
 {
-	open_confined();
-	for_each_kind(k, ~0) {
-		char buf[64];
-		int fd[2];
-
-		if (!is_mediated(k))
-			continue;
-		k->open(fd);
-		feed(fd[1], 20, 0);
-		READABLE(fd[0], 1);
-		T_ERR(x_hread_nowait(fd[0], buf, sizeof(buf), 60), EINVAL);
-		T_IOLOG(fd[0], 20, 0, 20, 0);
-		T_CHILD {
-			confine(SHUT);
-			T_ERR(read(fd[0], buf, sizeof(buf)), EACCES);
-			T_ERR(x_hread_nowait(fd[0], buf, sizeof(buf), 0), EACCES);
-			if (k->flags & SOCK) {
-				T_ERR(recv(fd[0], buf, sizeof(buf), 0), EACCES);
-				T_ERR(recv(fd[0], buf, sizeof(buf), MSG_PEEK), EACCES);
-			}
-		}
-		T_IOLOG(fd[0], 20, 0, 20, 0);
-		T_EQ(read(fd[0], buf, sizeof(buf)), 20);
-		T_EQ(t_match(buf, 20, 0), 20);
-	}
+	for_each_mediated(refuse_unread);
 }
