@@ -384,13 +384,25 @@ static void *touch(void *p)
 	return (void *)(uintptr_t)(ret == -1 ? errno : 0);
 }
 
-/* Whose image can be cut, so that it cannot be read: at /mnt/bad */
-static void mount_bad_disk(void)
+/*
+ * An image on a disk whose own image, /mnt/bad.img, can be cut, so that it cannot be read: nothing of it is in memory.
+ * A page's number becomes that of its block.
+ */
+static int open_bad_image(unsigned long pages, int *block)
 {
+	int image;
+
 	T_ASSERT(!access("/mnt/nf", F_OK)); /* disk.sh */
 	T_ASSERT(!system("rm -rf /mnt/bad && mkdir -p /mnt/bad && truncate -s 16M /mnt/bad.img && "
 			 "mkfs.ext4 -q -F -b 4096 -O ^has_journal /mnt/bad.img && "
 			 "mount $(losetup -f --show /mnt/bad.img) /mnt/bad"));
+	image = nf_image_at("/mnt/bad/image", 1, pages);
+	T_ASSERT(!system("sync"));
+	if (block)
+		T_OK(ioctl(image, FIBMAP, block));
+	T_OK(t_put("/proc/sys/vm/drop_caches", "3"));
+	klogctl(5, NULL, 0);
+	return image;
 }
 
 T_LIMIT(image_unreadable, 40)
@@ -403,11 +415,7 @@ T_LIMIT(image_unreadable, 40)
 	void *err;
 	char *p;
 
-	mount_bad_disk();
-	image = nf_image_at("/mnt/bad/image", 1, 1000);
-	T_ASSERT(!system("sync"));
-	T_OK(t_put("/proc/sys/vm/drop_caches", "3"));
-	klogctl(5, NULL, 0);
+	image = open_bad_image(1000, NULL);
 	p = nf_map(1000);
 	uffd = nf_uffd();
 	nf_register(uffd, p, 1000);
@@ -443,12 +451,7 @@ T_LIMIT(pages_unreadable, 40)
 	uint64_t told;
 	char *p;
 
-	mount_bad_disk();
-	image = nf_image_at("/mnt/bad/image", 1, n);
-	T_ASSERT(!system("sync"));
-	T_OK(ioctl(image, FIBMAP, &block));
-	T_OK(t_put("/proc/sys/vm/drop_caches", "3"));
-	klogctl(5, NULL, 0);
+	image = open_bad_image(n, &block);
 	p = nf_map(n);
 	uffd = nf_uffd();
 	nf_register(uffd, p, n);
@@ -489,12 +492,7 @@ T_LIMIT(dies_of_a_lost_page, 40)
 	pid_t pid;
 	char *p;
 
-	mount_bad_disk();
-	image = nf_image_at("/mnt/bad/image", 1, n);
-	T_ASSERT(!system("sync"));
-	T_OK(ioctl(image, FIBMAP, &block));
-	T_OK(t_put("/proc/sys/vm/drop_caches", "3"));
-	klogctl(5, NULL, 0);
+	image = open_bad_image(n, &block);
 	pid = t_fork();
 	if (!pid) {
 		p = nf_map(n);
