@@ -332,3 +332,34 @@ T_LIMIT(writers_sleep_on, 60)
 		t_reap(holds);
 	}
 }
+
+/* Whose wait is interrupted by something else, with a timeout, learns of it as ever: not of unread data elsewhere. */
+T(strangers_are_interrupted_as_ever)
+{
+	int pipe_fd[2], sock[2], fd[2];
+	char buf[64];
+	pid_t waits;
+
+	T_OK(pipe(fd));
+	feed(fd[1], N, FIRST);
+	T_ERR(x_hread_nowait(fd[0], buf, sizeof(buf), 60), EINVAL);
+	T_IOLOG(fd[0], N, 0, N, 0);
+	T_OK(pipe(pipe_fd));
+	T_OK(socketpair(AF_UNIX, SOCK_STREAM, 0, sock));
+	waits = t_fork();
+	if (!waits) {
+		struct ring ring;
+
+		/* Its answer comes as a task work. */
+		ring_open(&ring);
+		ring_submit(&ring, IORING_OP_READ, pipe_fd[0], buf, N, 0);
+		T_OK(setsockopt(sock[0], SOL_SOCKET, SO_RCVTIMEO, &(struct timeval){ .tv_sec = 10 }, sizeof(struct timeval)));
+		T_ERR(recv(sock[0], buf, N, 0), EINTR);
+		_exit(0);
+	}
+	sleeps_in(waits, SYS_recvfrom);
+	feed(pipe_fd[1], N, SECOND);
+	T_EXITED(t_wait(waits), 0);
+	T_EQ(read(fd[0], buf, N), N);
+	T_EQ(t_match(buf, N, FIRST), N);
+}

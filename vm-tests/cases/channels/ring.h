@@ -30,14 +30,11 @@ static void ring_open(struct ring *r)
 	T_ASSERT(r->sq != MAP_FAILED && r->cq != MAP_FAILED && r->sqes != MAP_FAILED);
 }
 
-/* Submits one request and waits for its result. */
-static int ring_do(struct ring *r, int op, int fd, void *buf, unsigned int len)
+/* Submits one request. */
+static void ring_submit(struct ring *r, int op, int fd, void *buf, unsigned int len, unsigned int wait)
 {
-	unsigned int *tail = (void *)(r->sq + r->p.sq_off.tail), *head = (void *)(r->cq + r->p.cq_off.head);
-	unsigned int mask = *(unsigned int *)(r->sq + r->p.sq_off.ring_mask);
-	unsigned int cmask = *(unsigned int *)(r->cq + r->p.cq_off.ring_mask), i = *tail & mask;
-	struct io_uring_cqe *cqes = (void *)(r->cq + r->p.cq_off.cqes);
-	int res;
+	unsigned int *tail = (void *)(r->sq + r->p.sq_off.tail), mask = *(unsigned int *)(r->sq + r->p.sq_off.ring_mask);
+	unsigned int i = *tail & mask;
 
 	memset(&r->sqes[i], 0, sizeof(r->sqes[i]));
 	r->sqes[i].opcode = op;
@@ -48,8 +45,18 @@ static int ring_do(struct ring *r, int op, int fd, void *buf, unsigned int len)
 		r->sqes[i].off = -1;
 	((unsigned int *)(r->sq + r->p.sq_off.array))[i] = i;
 	__atomic_store_n(tail, *tail + 1, __ATOMIC_RELEASE);
-	T_EQ(syscall(SYS_io_uring_enter, r->fd, 1, 1, IORING_ENTER_GETEVENTS, NULL, 0), 1);
-	res = cqes[*head & cmask].res;
+	T_EQ(syscall(SYS_io_uring_enter, r->fd, 1, wait, IORING_ENTER_GETEVENTS, NULL, 0), 1);
+}
+
+/* Submits one request and waits for its result. */
+static int ring_do(struct ring *r, int op, int fd, void *buf, unsigned int len)
+{
+	unsigned int *head = (void *)(r->cq + r->p.cq_off.head), mask = *(unsigned int *)(r->cq + r->p.cq_off.ring_mask);
+	struct io_uring_cqe *cqes = (void *)(r->cq + r->p.cq_off.cqes);
+	int res;
+
+	ring_submit(r, op, fd, buf, len, 1);
+	res = cqes[*head & mask].res;
 	__atomic_store_n(head, *head + 1, __ATOMIC_RELEASE);
 	return res;
 }
