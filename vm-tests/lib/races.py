@@ -12,8 +12,9 @@ END = re.compile(r"Reported by Kernel Concurrency Sanitizer")
 FRAME = re.compile(r"([A-Za-z_][\w.]*)\+0x[0-9a-f]+/0x[0-9a-f]+$")
 ACCESS = re.compile(r"(read|write|assert no).* to 0x[0-9a-f]+ of \d+ bytes by ")
 INTERRUPTS = ("asm_sysvec_", "asm_common_interrupt", "handle_softirqs")
-# Stock's, which do the same for whoever reads, writes or executes a file, and race for its times and credentials
-STOCK = ("touch_atime", "file_update_time", "alloc_bprm", "bprm_execve")
+# Stock's, which do the same for whoever reads, writes or executes a file, and race for its times, its credentials and
+# the flags of the task, which the timer looks at
+STOCK = ("touch_atime", "file_update_time", "alloc_bprm", "bprm_execve", "page_cache_ra_unbounded")
 DEFINITION = re.compile(r"\+(?:[A-Za-z_][\w ]*[ *]+)?(\w+)\((\w*)[^;]*$")
 HUNK = re.compile(r"@@ .* @@ (?:[A-Za-z_][\w ]*[ *]+)?(\w+)\((\w*)")
 

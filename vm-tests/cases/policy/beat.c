@@ -303,7 +303,7 @@ T_LIMIT(beats, 60)
 	}
 	/* Who beats is not interrupted by the timer that looks. A long deadline: a busy machine oversleeps. */
 	T_CHILD {
-		struct timespec ts = { .tv_nsec = BEAT_MS * MS / 2 };
+		struct timespec ts = { .tv_sec = BEAT_MS / 2 / 1000, .tv_nsec = BEAT_MS / 2 % 1000 * MS };
 
 		promise("must_not_run");
 		policy(0, 0, 0, 5 * BEAT_MS * MS);
