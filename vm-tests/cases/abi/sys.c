@@ -50,7 +50,7 @@ T(sysctl_bounds)
 
 T(sysctl_permissions)
 {
-	static const char *const names[] = { "enabled", "min_interval_ms", "held_bytes_max" };
+	static const char *const names[] = { "enabled", "min_interval_ms", "held_bytes_max", "cap_burst", "cap_interval_ms" };
 	struct stat st;
 	char path[64];
 

@@ -2,6 +2,7 @@
 /* Who sleeps in a call that reads, when data becomes unread, wakes up and gets that data before anything newer. */
 #include "chan.h"
 #include "ring.h"
+#include "stuck.h"
 
 #include <linux/aio_abi.h>
 #include <pthread.h>
@@ -362,4 +363,50 @@ T(strangers_are_interrupted_as_ever)
 	T_EXITED(t_wait(waits), 0);
 	T_EQ(read(fd[0], buf, N), N);
 	T_EQ(t_match(buf, N, FIRST), N);
+}
+
+/* ---- readers that are not asleep yet ---- */
+
+static struct stuck stuck;
+
+static void *sends_what_is_missing(void *arg)
+{
+	T_EQ(send(RD, stuck.page, N, 0), N);
+	return arg;
+}
+
+/*
+ * A reader has seen nothing unread, and waits for the lock of the socket, whose owner sends from memory that is missing,
+ * until long after the rewind. Only then does it go to sleep.
+ */
+T_LIMIT(reader_comes_late, 90)
+{
+	for_each_kind(k, TCP) {
+		pid_t holds, reads;
+		pthread_t thread;
+		char buf[N];
+
+		open_at(k, RD, WR);
+		holds = holder(&k, 1, 1);
+		stuck_open(&stuck);
+		T_ASSERT(!pthread_create(&thread, NULL, sends_what_is_missing, NULL));
+		stuck_wait(&stuck);
+		reads = t_fork();
+		if (!reads) {
+			T_EQ(read(RD, buf, N), N);
+			T_EQ(t_match(buf, N, FIRST), N);
+			_exit(0);
+		}
+		waits_for_good(reads);
+		t_word[HELD] = 2;
+		while (!t_word[AGAIN])
+			t_sleep_ms(1);
+		/* After the looks that come soon */
+		t_sleep_ms(1500);
+		stuck_end(&stuck);
+		T_ASSERT(!pthread_join(thread, NULL));
+		/* The one that put it back need not be there any more. */
+		t_reap(holds);
+		T_EXITED(t_wait(reads), 0);
+	}
 }

@@ -37,6 +37,68 @@ T(child_holds_nothing)
 	}
 }
 
+ROLE(ends)
+{
+	T_EQ(t_generation(), 2);
+	return 0;
+}
+
+enum { FAULT = 100 };
+
+/* Reads 10 bytes whenever it is told to, and faults when it is told to do that. */
+static pid_t reads_in_turn(int me)
+{
+	pid_t pid;
+
+	t_word[me] = 0;
+	pid = t_fork();
+	if (!pid) {
+		t_register("ends", NULL);
+		for (uint64_t did = 0;; did = t_word[me]) {
+			char buf[10];
+
+			while (t_word[me] == did)
+				t_sleep_ms(1);
+			if (t_word[me] == FAULT)
+				t_crash();
+			T_EQ(x_hread(RD, buf, 10, 0), 10);
+			t_word[me + 1]++;
+		}
+	}
+	return pid;
+}
+
+/* Who reads what another process has put back holds it behind what comes later. It is put back before that. */
+T(put_back_in_order)
+{
+	enum { A = 4, B = 8 };
+	int reads[] = { B, A, B, A }, fd[2];
+	char buf[64];
+	pid_t a, b;
+
+	T_OK(pipe(fd));
+	put_at(fd[0], RD);
+	feed(fd[1], 30, 0);
+	t_word[A + 1] = t_word[B + 1] = 0;
+	a = reads_in_turn(A);
+	b = reads_in_turn(B);
+	/* B holds 0..9 and 20..29, A 10..19; B puts back, and A reads 0..9, too. */
+	for (size_t i = 0; i < ARRAY_LEN(reads); i++) {
+		if (i == 3) {
+			t_word[B] = FAULT;
+			T_EXITED(t_wait(b), 0);
+		}
+		t_word[reads[i]]++;
+		while (t_word[reads[i] + 1] < t_word[reads[i]])
+			t_sleep_ms(1);
+	}
+	T_IOLOG(RD, 30, 0, 10, 0);
+	t_word[A] = FAULT;
+	T_EXITED(t_wait(a), 0);
+	T_EQ(read(RD, buf, sizeof(buf)), 30);
+	T_EQ(t_match(buf, 30, 0), 30);
+}
+
 /* 1 reads 0..19, the child 20..49, 1 again 50..59; then the child restarts and reads its own, and the rest of 1's. */
 ROLE(child_restarts)
 {

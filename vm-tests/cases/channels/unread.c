@@ -2,6 +2,7 @@
 /* What every call that reads, peeks or counts makes of unread data, with newer data behind it. */
 #include "chan.h"
 #include "ring.h"
+#include "stuck.h"
 
 #include <pthread.h>
 #include <sys/sendfile.h>
@@ -47,6 +48,7 @@ T(fionread)
 	for_each_kind(k, ~0) {
 		bool next = k->flags & DGRAM && strcmp(k->name, "seqpacket");
 		int fd[2], n, left = 1000;
+		struct ring ring;
 
 		open_unread(k, fd);
 		/* Of datagrams, the size of the next */
@@ -55,6 +57,12 @@ T(fionread)
 		n = -1;
 		T_OK(ioctl(fd[0], FIONREAD, &n));
 		T_EQ(n, next ? 20 : 30);
+		/* What io_uring calls SIOCINQ; Unix sockets do not know it. */
+		if (k->flags & INET) {
+			ring_open(&ring);
+			T_EQ(ring_do(&ring, IORING_OP_URING_CMD, fd[0], NULL, 0), n);
+			close(ring.fd);
+		}
 		read_rest(k, fd[0], 0);
 		T_OK(ioctl(fd[0], FIONREAD, &n));
 		T_EQ(n, 0);
@@ -353,4 +361,92 @@ T(full_does_not_stick)
 		T_IOLOG(fd[0], MAX + 10, MAX + 10, 0, 0);
 	}
 	T_OK(t_sysctl("held_bytes_max", 1048576));
+}
+
+/* ---- messages that say who sent them ---- */
+
+/* Receives up to 64 bytes, and tells the user who sent them: -1 when nothing is said. */
+static ssize_t receive_from(int fd, char *buf, int *uid)
+{
+	char control[CMSG_SPACE(sizeof(struct ucred))];
+	struct iovec iov = { buf, 64 };
+	struct msghdr msg = { .msg_iov = &iov, .msg_iovlen = 1, .msg_control = control, .msg_controllen = sizeof(control) };
+	ssize_t n = recvmsg(fd, &msg, 0);
+	struct cmsghdr *c = CMSG_FIRSTHDR(&msg);
+
+	*uid = -1;
+	if (n >= 0 && c) {
+		T_EQ(c->cmsg_type, SCM_CREDENTIALS);
+		*uid = ((struct ucred *)CMSG_DATA(c))->uid;
+	}
+	return n;
+}
+
+/* Who sent what was held is not held: neither root nor the next one is said to have. */
+T(sender_is_nobody_else)
+{
+	for (int more = 0; more < 2; more++) {
+		char buf[64];
+		int fd[2], uid;
+
+		T_OK(socketpair(AF_UNIX, SOCK_STREAM, 0, fd));
+		T_OK(setsockopt(fd[0], SOL_SOCKET, SO_PASSCRED, &(int){ 1 }, sizeof(int)));
+		feed(fd[1], 20, 0);
+		make_unread(fd[0], 20);
+		if (more)
+			T_CHILD {
+				t_drop_root();
+				feed(fd[1], 10, 20);
+			}
+		T_EQ(receive_from(fd[0], buf, &uid), 20);
+		T_EQ(t_match(buf, 20, 0), 20);
+		T_EQ(uid, -1);
+		if (more) {
+			T_EQ(receive_from(fd[0], buf, &uid), 10);
+			T_EQ(t_match(buf, 10, 20), 10);
+			T_EQ(uid, T_NOBODY);
+		}
+	}
+}
+
+/* ---- one that reads is stopped on its way ---- */
+
+static struct stuck stuck;
+
+static void *hreads_into_what_is_missing(void *arg)
+{
+	T_EQ(x_hread(RD, stuck.page, 8, 0), 8);
+	return arg;
+}
+
+/* The others wait for it, if they may wait, and can be killed. */
+T(reader_is_stopped)
+{
+	pthread_t thread;
+	int fd[2], status;
+	char buf[64];
+	struct iovec iov = { buf, sizeof(buf) };
+	pid_t pid;
+
+	T_OK(pipe(fd));
+	T_OK(dup2(fd[0], RD));
+	feed(fd[1], 20, 0);
+	make_unread(RD, 20);
+	stuck_open(&stuck);
+	T_ASSERT(!pthread_create(&thread, NULL, hreads_into_what_is_missing, NULL));
+	stuck_wait(&stuck);
+	T_ERR(preadv2(RD, &iov, 1, -1, RWF_NOWAIT), EAGAIN);
+	pid = t_fork();
+	if (!pid) {
+		read(RD, buf, sizeof(buf));
+		_exit(1);
+	}
+	waits_for_good(pid);
+	T_OK(kill(pid, SIGKILL));
+	status = t_wait(pid);
+	T_KILLED(status, SIGKILL);
+	stuck_end(&stuck);
+	T_ASSERT(!pthread_join(thread, NULL));
+	T_EQ(preadv2(RD, &iov, 1, -1, RWF_NOWAIT), 12);
+	T_EQ(t_match(buf, 12, 8), 12);
 }

@@ -561,6 +561,7 @@ def refusals(place: Path) -> None:
     _, text = frem("checkpoint", "999999", "--dir", str(good), status=1)
     assert "no process 999999" in text, text
     frem("checkpoint", str(target.pid), "--dir", str(good), "--window", "0.2")
+    assert good.stat().st_mode & 0o777 == 0o700, f"{good.stat().st_mode:o}: others can read it"
     _, text = frem("checkpoint", str(target.pid), "--dir", str(good), status=1)
     assert "not empty" in text, text
     (place / "open").mkdir()

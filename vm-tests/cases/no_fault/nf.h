@@ -186,10 +186,16 @@ static T_UNUSED char *nf_missing(int *uffd, unsigned int id, unsigned long n)
 
 static T_UNUSED struct uffdio_lazy_stat nf_stat(int uffd)
 {
-	struct uffdio_lazy_stat st = { .size = sizeof(st) };
+	struct uffdio_lazy_stat st[2];
 
+	/* All of it is written, and nothing behind it */
+	memset(st, 0xa5, sizeof(st));
+	st[0].size = sizeof(st[0]);
 	T_OK(ioctl(uffd, UFFDIO_LAZY_STAT, &st));
-	return st;
+	for (size_t i = 0; i + 8 <= sizeof(st[0]); i += 8)
+		T_EXPECT(memcmp((char *)&st[0] + i, &st[1], 8));
+	T_EXPECT(*(unsigned char *)&st[1] == 0xa5 && !memcmp(&st[1], (char *)&st[1] + 1, sizeof(st[1]) - 1));
+	return st[0];
 }
 
 static T_UNUSED int nf_load(int uffd, void *addr, unsigned long n, unsigned int flags, uint64_t *loaded)

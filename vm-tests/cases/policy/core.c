@@ -158,6 +158,33 @@ T(core_file)
 	T_EQ(t_put(PATTERN, "/tmp/zlr-core"), 0);
 }
 
+ROLE(after_no_core)
+{
+	T_EQ(reg_info().generation, 2);
+	t_word[W_CORE] = reg_info().core_pid;
+	t_word[W_RUNS]++;
+	return 0;
+}
+
+T(core_of_no_size)
+{
+	char path[128], pattern[160];
+
+	snprintf(pattern, sizeof(pattern), "%s", t_path(path, "none.%p"));
+	T_EQ(t_put(PATTERN, pattern), 0);
+	T_CHILD {
+		T_OK(setrlimit(RLIMIT_CORE, &(struct rlimit){ 0, 0 }));
+		t_register("after_no_core", NULL);
+		policy(RESTART_CORE, 0, 0, 0);
+		t_crash();
+	}
+	T_EQ(t_word[W_RUNS], 1);
+	gone(t_word[W_CORE]);
+	snprintf(pattern, sizeof(pattern), "none.%d", (int)t_word[W_CORE]);
+	T_ERR(access(t_path(path, pattern), F_OK), ENOENT);
+	T_EQ(t_put(PATTERN, "/tmp/zlr-core"), 0);
+}
+
 T(core_pipe)
 {
 	char path[128], pattern[200];

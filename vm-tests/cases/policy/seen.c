@@ -97,6 +97,8 @@ T(after_a_restart)
 		T_EQ(proc_num(pid, "generation"), 2);
 		T_EQ(proc_num(pid, "signo"), SIGSEGV);
 		T_EXPECT(!proc_line(pid, "heartbeat_left_ns"));
+		/* Nor how much its clients have sent lately */
+		T_EXPECT(!proc_line(pid, "held_bytes"));
 		T_EXPECT(!proc_line(pid, "fault_addr"));
 		T_EXPECT(!proc_line(pid, "path"));
 		T_EXPECT(!proc_line(pid, "argv"));
@@ -132,6 +134,7 @@ T(looked_into_by_whom)
 			T_EQ(proc_num(pid, "registered"), 1);
 			T_EQ(!!proc_line(pid, "argv"), readers[i].may);
 			T_EQ(!!proc_line(pid, "heartbeat_left_ns"), readers[i].may);
+			T_EQ(!!proc_line(pid, "held_bytes"), readers[i].may);
 		}
 	}
 	t_reap(pid);

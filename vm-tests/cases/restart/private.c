@@ -105,6 +105,8 @@ static void may_go_back(void)
 	T_OK(setresgid(T_NOBODY, T_NOBODY, T_NOBODY));
 	T_OK(setresuid(T_NOBODY, T_NOBODY, 0));
 	T_OK(prctl(PR_SET_DUMPABLE, 1));
+	/* It means to stay so. */
+	t_register("lives", NULL);
 }
 
 /* Capabilities that an exec gives up */
@@ -212,8 +214,8 @@ static int dumpable_after_change(int before, const char *suid_dumpable)
 	t_word[0] = 0;
 	T_OK(t_put(SUID_DUMPABLE, suid_dumpable));
 	T_CHILD {
-		t_register("tells_dumpable", NULL);
 		T_EQ(setfsuid(T_NOBODY), 0);
+		t_register("tells_dumpable", NULL);
 		T_OK(prctl(PR_SET_DUMPABLE, before));
 		t_crash();
 	}

@@ -7,6 +7,7 @@
 #include <linux/close_range.h>
 #include <linux/securebits.h>
 #include <pthread.h>
+#include <sys/fsuid.h>
 
 enum { NICE = 5, SLACK = 77777 };
 enum { W_CPUS, W_CHILD, W_READY, W_THREAD };
@@ -387,6 +388,73 @@ T(drops_root_after_registering)
 		t_word[W_DONE] = 1;
 		for (;;)
 			pause();
+	}
+}
+
+/* ---- the only thread in a role ---- */
+
+static void is_user(void)
+{
+	T_OK(setresuid(-1, T_NOBODY, -1));
+}
+
+static void is_group(void)
+{
+	T_OK(setresgid(-1, T_NOBODY, -1));
+}
+
+static void reads_as_user(void)
+{
+	setfsuid(T_NOBODY);
+}
+
+static void could_be_user(void)
+{
+	T_OK(setresuid(-1, -1, T_NOBODY));
+}
+
+static void is_somebody_else(void)
+{
+	t_drop_root();
+}
+
+ROLE(in_its_role)
+{
+	return 0;
+}
+
+/* A restart would be for good what was meant for a while, unless the service registered like that. */
+T(only_thread_in_a_role)
+{
+	static const struct {
+		const char *name;
+		void (*become)(void);
+		bool lives;
+	} cases[] = {
+		{ "user", is_user, false }, { "group", is_group, false }, { "user of files", reads_as_user, false },
+		{ "saved user", could_be_user, false }, { "somebody else", is_somebody_else, true },
+	};
+	int status;
+	pid_t pid;
+
+	for (size_t i = 0; i < ARRAY_LEN(cases); i++) {
+		for (int before = 0; before < 2; before++) {
+			t_context = cases[i].name;
+			pid = t_fork();
+			if (!pid) {
+				if (before)
+					cases[i].become();
+				t_register(before || cases[i].lives ? "in_its_role" : "must_not_run", NULL);
+				if (!before)
+					cases[i].become();
+				t_crash();
+			}
+			status = t_wait(pid);
+			if (before || cases[i].lives)
+				T_EXITED(status, 0);
+			else
+				T_KILLED(status, SIGSEGV);
+		}
 	}
 }
 
