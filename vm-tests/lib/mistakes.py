@@ -2,6 +2,7 @@
 """The list of small mistakes that the tests should notice, vm-tests/mutate/mistakes/*: finds the place of each in the code."""
 
 import hashlib
+import json
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -31,7 +32,7 @@ class Mistake:
 
     @property
     def whole_suites(self) -> list[str]:
-        return [suite.partition("/")[0] for suite in self.suites]
+        return [suite.partition("@")[0].partition("/")[0] for suite in self.suites]
 
     @property
     def fingerprint(self) -> str:
@@ -90,7 +91,7 @@ def functions(text: str, name: str, file: str) -> list[tuple[int, int]]:
 def parse(path: Path) -> Iterator[Mistake]:
     """
     A name; indented below it the file and the function, what is there (-) and what is to be there instead (+), on as many
-    lines as it needs, and the suites. An empty line ends it.
+    lines as it needs, and the suites, SUITE/CASE@PROFILE when only that profile's kernel can see it. An empty line ends it.
     """
     for block in re.split(r"\n[ \t]*\n", path.read_text()):
         lines = [line for line in block.split("\n") if line.strip() and not line.startswith("#")]
@@ -125,7 +126,8 @@ def check(found: list[Mistake], top: Path) -> Iterator[str]:
         else:
             yield from (f"{one.name}: {problem}" for problem in one.problems(path.read_text()))
         for suite in one.suites:
-            name, _, case = suite.partition("/")
+            name, _, case = suite.partition("@")[0].partition("/")
             file = top / "vm-tests/cases" / name / "suite.json"
-            if not file.is_file() or case and f'"name": "{case}"' not in file.read_text():
+            known = json.loads(file.read_text()) if file.is_file() else {"cases": [], "profiles": []}
+            if case and case not in [c["name"] for c in known["cases"]] or suite.partition("@")[2] not in ["", *known["profiles"]]:
                 yield f"{one.name}: there is no suite {suite}"
