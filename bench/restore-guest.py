@@ -284,6 +284,12 @@ def memory(pid: int) -> float:
     return int(found[1]) / 1024 if found else 0
 
 
+def huge(pid: int) -> float:
+    """Huge pages of its own, in megabytes"""
+    found = re.search(r"^AnonHugePages:\s*(\d+)", Path(f"/proc/{pid}/smaps_rollup").read_text(), re.M)
+    return int(found[1]) / 1024 if found else 0
+
+
 def start(name: str) -> subprocess.Popen:
     command, wanted, _ = PROGRAMS[name]
     place = WORK / name
@@ -370,6 +376,8 @@ def restore(way: str, options: list[str], directory: Path, pid: int, second: flo
     result["second"] = watch.second - begin if watch.second else None
     # How much later it is, when all is loaded, than if all had been there since it ran: its own pace right afterwards says so
     after = pace(pid) if os.path.exists(f"/proc/{pid}") else 0
+    if after:
+        result["pace"], result["huge"] = after / second, huge(pid)
     result["cost"] = result["loaded"] - result["running"] - done_meanwhile / after if after else None
     end(pid)
     return result
@@ -388,7 +396,7 @@ def measure(name: str, disks: list[tuple[str, Path]]) -> None:
     process = start(name)
     told: dict[str, dict] = {}
     former = disks[0][1] / f"{name}-first"
-    second = pace(process.pid)
+    second, had = pace(process.pid), huge(process.pid)
     try:
         # The windows adapt to the checkpoint before
         first = checkpoint(process.pid, former, disks[0][0], None)
@@ -409,7 +417,7 @@ def measure(name: str, disks: list[tuple[str, Path]]) -> None:
             end(process.pid)
         print(json.dumps({"bench": "restore", "program": name, "rate": rate, "way": way, "bytes": taken["bytes"],
                           "touched": taken["touched_bytes"], "window": taken.get("window_s"), "dump": taken["dump_s"],
-                          "tracking": taken["tracking"], **result}), flush=True)
+                          "tracking": taken["tracking"], "had_huge": had, **result}), flush=True)
     for directory in former, *(place / name for _, place in disks):
         shutil.rmtree(directory)
 

@@ -36,7 +36,7 @@ def rows_of(programs: list[str], rates: list[str], results: list[dict]) -> list[
             # The conservative window is compared with the adaptive one only
             usual = {program: {way: one for way, one in ways.items() if way != "conservative"} for program, ways in cases.items()}
             rows += [*checkpoints(label, cases), *times(label, usual), *ratios(label, usual, LATENCY.get(rate)),
-                     *tracking(label + numbers[0], cases), *loading(label + numbers[1], cases),
+                     *tracking(label + numbers[0], cases), *loading(label + numbers[1], cases), *afterwards(label, usual),
                      *windows(label, cases), *lifetimes(label + numbers[2], cases)]
     return rows
 
@@ -116,6 +116,19 @@ def loading(label: str, cases: dict[str, Ways]) -> list[dict]:
                                **{f"{way} s": round(one["cost"], 2) for way, one in others.items() if one["cost"] is not None},
                                **{f"{way} faults": one["faults"] for way, one in others.items() if way == "lazy-pages"}}))
     return rows
+
+
+def afterwards(label: str, cases: dict[str, Ways]) -> list[dict]:
+    """Is the process as fast as it was? Pages that come one by one are small at first."""
+    known = {program: {way: one for way, one in ways.items() if "pace" in one} for program, ways in cases.items()}
+    known = {program: ways for program, ways in known.items() if "frem" in ways}
+    rows = [row(f"Pace when all is loaded, of that before the checkpoint: {label}", program, ways["frem"]["pace"], "x",
+                peers={way: round(one["pace"], 2) for way, one in ways.items() if way != "frem"})
+            for program, ways in known.items()]
+    return rows + [row(f"Huge pages when all is loaded: {label}", program, ways["frem"]["huge"], "MB",
+                       peers={"before": round(ways["frem"]["had_huge"]),
+                              **{way: round(one["huge"]) for way, one in ways.items() if way != "frem"}})
+                   for program, ways in known.items()]
 
 
 def windows(label: str, cases: dict[str, Ways]) -> list[dict]:
