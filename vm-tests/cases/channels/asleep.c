@@ -41,21 +41,24 @@ static ssize_t by_recv(int fd, void *buf)
 	return recv(fd, buf, N, 0);
 }
 
+static void give_timeout(int fd, int seconds)
+{
+	struct timeval tv = { .tv_sec = seconds };
+
+	T_OK(setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &tv, sizeof(tv)));
+}
+
 /* A signal would end this one with EINTR, whatever its flags. */
 static ssize_t by_recv_with_timeout(int fd, void *buf)
 {
-	struct timeval tv = { .tv_sec = 100 };
-
-	T_OK(setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &tv, sizeof(tv)));
+	give_timeout(fd, 100);
 	return recv(fd, buf, N, 0);
 }
 
 /* recv() looks once more by itself, this one does not. */
 static ssize_t by_read_with_timeout(int fd, void *buf)
 {
-	struct timeval tv = { .tv_sec = 100 };
-
-	T_OK(setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &tv, sizeof(tv)));
+	give_timeout(fd, 100);
 	return read(fd, buf, N);
 }
 
@@ -364,7 +367,7 @@ T(strangers_are_interrupted_as_ever)
 		/* Its answer comes as a task work. */
 		ring_open(&ring);
 		ring_submit(&ring, IORING_OP_READ, pipe_fd[0], buf, N, 0);
-		T_OK(setsockopt(sock[0], SOL_SOCKET, SO_RCVTIMEO, &(struct timeval){ .tv_sec = 10 }, sizeof(struct timeval)));
+		give_timeout(sock[0], 10);
 		T_ERR(recv(sock[0], buf, N, 0), EINTR);
 		_exit(0);
 	}
