@@ -16,6 +16,13 @@ class Error(Exception):
     """The list is wrong; the text says where."""
 
 
+def parts(suite: str) -> tuple[str, str, str]:
+    """Name, case and profile of SUITE/CASE@PROFILE; the last two may be empty."""
+    named, _, profile = suite.partition("@")
+    name, _, case = named.partition("/")
+    return name, case, profile
+
+
 @dataclass
 class Mistake:
     name: str
@@ -32,7 +39,7 @@ class Mistake:
 
     @property
     def whole_suites(self) -> list[str]:
-        return [suite.partition("@")[0].partition("/")[0] for suite in self.suites]
+        return [parts(suite)[0] for suite in self.suites]
 
     @property
     def fingerprint(self) -> str:
@@ -126,8 +133,8 @@ def check(found: list[Mistake], top: Path) -> Iterator[str]:
         else:
             yield from (f"{one.name}: {problem}" for problem in one.problems(path.read_text()))
         for suite in one.suites:
-            name, _, case = suite.partition("@")[0].partition("/")
+            name, case, profile = parts(suite)
             file = top / "vm-tests/cases" / name / "suite.json"
             known = json.loads(file.read_text()) if file.is_file() else {"cases": [], "profiles": []}
-            if case and case not in [c["name"] for c in known["cases"]] or suite.partition("@")[2] not in ["", *known["profiles"]]:
+            if case and case not in [c["name"] for c in known["cases"]] or profile not in ["", *known["profiles"]]:
                 yield f"{one.name}: there is no suite {suite}"
