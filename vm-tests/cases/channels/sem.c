@@ -1018,6 +1018,12 @@ ROLE(suspect)
 	return 0;
 }
 
+static void *reads_one(void *unused)
+{
+	GET(RD, 1, 0, 0);
+	return unused;
+}
+
 T(suspect_fd)
 {
 	T_CHILD {
@@ -1071,6 +1077,25 @@ T(suspect_fd)
 			_exit(read(end[0], &c, 1));
 		}
 		close(RD2);
+		t_register("suspect", "21", NULL);
+		t_crash();
+	}
+	T_CHILD {
+		char c;
+
+		/* Who has read nothing may have faulted over what he asked for, or what another thread got. */
+		open_at(&kinds[0], RD, WR);
+		T_ERR(x_hread_nowait(RD, &c, 1, 0), EAGAIN);
+		t_register("suspect", "21", NULL);
+		t_crash();
+	}
+	T_CHILD {
+		pthread_t thread;
+
+		open_at(&kinds[0], RD, WR);
+		feed(WR, 10, 0);
+		T_EQ(pthread_create(&thread, NULL, reads_one, NULL), 0);
+		T_EQ(pthread_join(thread, NULL), 0);
 		t_register("suspect", "21", NULL);
 		t_crash();
 	}

@@ -52,6 +52,8 @@ T(attach_errors)
 	REFUSED(EINVAL, a.image_fd = T_OK(open("/tmp", O_RDONLY | O_DIRECTORY)));
 	REFUSED(EINVAL, a.image_fd = T_OK(open("/dev/zero", O_RDONLY)));
 	REFUSED(EBADF, a.image_fd = T_OK(open(t_path(path, "image1"), O_PATH)));
+	REFUSED(EBADF, a.image_fd = T_OK(open(path, O_WRONLY)));
+	close(a.image_fd);
 	REFUSED(ESTALE, a.image_size = 63 * PG);
 	memset(&big, 0, sizeof(big));
 	big.a = good;
