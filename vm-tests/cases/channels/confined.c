@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 /* A security module that refuses a read or a write refuses ours, too, and nothing is lost by that. */
+#include "../lib/apparmor.h"
 #include "chan.h"
-
-#include <sys/mount.h>
 
 #define OPEN "perdure-open"	/* may do all */
 #define SHUT "perdure-shut"	/* may do nothing, not even with what is open */
@@ -12,37 +11,16 @@ static const char profiles[] =
 	"profile " OPEN " flags=(attach_disconnected) { file, network, capability, signal, ptrace, change_profile, }\n"
 	"profile " SHUT " flags=(attach_disconnected) { signal, }\n";
 
-static void confine(const char *profile)
-{
-	char text[64];
-
-	snprintf(text, sizeof(text), "changeprofile %s", profile);
-	T_OK(t_put("/proc/self/attr/apparmor/current", text));
-}
-
-static void load_profiles(void)
-{
-	char path[PATH_MAX], command[PATH_MAX + 64], label[64];
-
-	if (t_get("/proc/self/attr/apparmor/current", label, sizeof(label)) <= 0)
-		t_skip("no AppArmor in this kernel");
-	if (access("/sys/kernel/security/apparmor", F_OK))
-		T_OK(mount("none", "/sys/kernel/security", "securityfs", 0, NULL));
-	t_write_file(t_path(path, "profiles"), profiles, strlen(profiles), 0600);
-	snprintf(command, sizeof(command), "apparmor_parser --replace --skip-cache %s", path);
-	T_EQ(system(command), 0);
-}
-
 /*
  * What somebody without a profile has opened anybody may use as a file: with sockets only who uses them as sockets is
  * asked. The others are opened with a profile; pipes without a name are beyond it.
  */
 static void for_each_mediated(void (*test)(const struct kind *k))
 {
-	load_profiles();
+	aa_load(profiles);
 	for_each_kind(k, SOCK)
 		test(k);
-	confine(OPEN);
+	aa_confine(OPEN);
 	for_each_kind(k, PIPE | TTY)
 		if (strcmp(k->name, "pipe"))
 			test(k);
@@ -57,7 +35,7 @@ static void refuse_data(const struct kind *k)
 	feed(fd[1], 20, 0);
 	READABLE(fd[0], 1);
 	T_CHILD {
-		confine(SHUT);
+		aa_confine(SHUT);
 		T_ERR(read(fd[0], buf, sizeof(buf)), EACCES);
 		T_ERR(x_hread_nowait(fd[0], buf, sizeof(buf), 0), EACCES);
 		T_ERR(write(fd[1], buf, 10), EACCES);
@@ -84,7 +62,7 @@ static void refuse_unread(const struct kind *k)
 	T_ERR(x_hread_nowait(fd[0], buf, sizeof(buf), 60), EINVAL);
 	T_IOLOG(fd[0], 20, 0, 20, 0);
 	T_CHILD {
-		confine(SHUT);
+		aa_confine(SHUT);
 		T_ERR(read(fd[0], buf, sizeof(buf)), EACCES);
 		T_ERR(x_hread_nowait(fd[0], buf, sizeof(buf), 0), EACCES);
 		if (k->flags & SOCK) {

@@ -355,6 +355,72 @@ T(counted_over_execve)
 	}
 }
 
+static void send_fd(int sock, int fd)
+{
+	char control[CMSG_SPACE(sizeof(int))] = { 0 }, c = 'x';
+	struct iovec iov = { &c, 1 };
+	struct msghdr msg = { .msg_iov = &iov, .msg_iovlen = 1, .msg_control = control,
+			      .msg_controllen = sizeof(control) };
+	struct cmsghdr *cmsg = CMSG_FIRSTHDR(&msg);
+
+	cmsg->cmsg_level = SOL_SOCKET;
+	cmsg->cmsg_type = SCM_RIGHTS;
+	cmsg->cmsg_len = CMSG_LEN(sizeof(int));
+	memcpy(CMSG_DATA(cmsg), &fd, sizeof(int));
+	T_OK(sendmsg(sock, &msg, 0));
+}
+
+static int recv_fd(int sock)
+{
+	char control[CMSG_SPACE(sizeof(int))], c;
+	struct iovec iov = { &c, 1 };
+	struct msghdr msg = { .msg_iov = &iov, .msg_iovlen = 1, .msg_control = control,
+			      .msg_controllen = sizeof(control) };
+	int fd;
+
+	T_OK(recvmsg(sock, &msg, 0));
+	T_ASSERT(CMSG_FIRSTHDR(&msg));
+	memcpy(&fd, CMSG_DATA(CMSG_FIRSTHDR(&msg)), sizeof(int));
+	return fd;
+}
+
+/* The open file was on its way in a message during the execve(2): nobody found it among the descriptors. */
+ROLE(counted_later)
+{
+	t_register("counted_restarted", NULL);
+	T_EQ(held_bytes(), 0);
+	put_at(recv_fd(atoi(argv[0])), RD);
+	feed(WR, 5, 20);
+	READABLE(RD, 1);
+	GET(RD, 5, 20, 0);
+	T_EQ(held_bytes(), 25);
+	return 0;
+}
+
+T(counted_after_execve)
+{
+	for_each_kind(k, STREAM) {
+		if (k->flags & TTY)
+			continue;
+		T_CHILD {
+			char number[16];
+			int way[2];
+
+			open_at(k, RD, WR);
+			T_OK(socketpair(AF_UNIX, SOCK_STREAM, 0, way));
+			t_register("counted", NULL);
+			feed(WR, 20, 0);
+			READABLE(RD, 1);
+			GET(RD, 20, 0, 0);
+			send_fd(way[0], RD);
+			close(RD);
+			snprintf(number, sizeof(number), "%d", way[1]);
+			execl(t_self, "prog", "@counted_later", number, NULL);
+			T_ASSERT(!"execve");
+		}
+	}
+}
+
 T(held_over_execve)
 {
 	for_each_kind(k, STREAM)
@@ -443,35 +509,6 @@ T(many_files)
 		t_register("far_files", NULL);
 		t_crash();
 	}
-}
-
-static void send_fd(int sock, int fd)
-{
-	char control[CMSG_SPACE(sizeof(int))] = { 0 }, c = 'x';
-	struct iovec iov = { &c, 1 };
-	struct msghdr msg = { .msg_iov = &iov, .msg_iovlen = 1, .msg_control = control,
-			      .msg_controllen = sizeof(control) };
-	struct cmsghdr *cmsg = CMSG_FIRSTHDR(&msg);
-
-	cmsg->cmsg_level = SOL_SOCKET;
-	cmsg->cmsg_type = SCM_RIGHTS;
-	cmsg->cmsg_len = CMSG_LEN(sizeof(int));
-	memcpy(CMSG_DATA(cmsg), &fd, sizeof(int));
-	T_OK(sendmsg(sock, &msg, 0));
-}
-
-static int recv_fd(int sock)
-{
-	char control[CMSG_SPACE(sizeof(int))], c;
-	struct iovec iov = { &c, 1 };
-	struct msghdr msg = { .msg_iov = &iov, .msg_iovlen = 1, .msg_control = control,
-			      .msg_controllen = sizeof(control) };
-	int fd;
-
-	T_OK(recvmsg(sock, &msg, 0));
-	T_ASSERT(CMSG_FIRSTHDR(&msg));
-	memcpy(&fd, CMSG_DATA(CMSG_FIRSTHDR(&msg)), sizeof(int));
-	return fd;
 }
 
 T(passed_files)
@@ -888,6 +925,27 @@ T(held_bytes_max)
 		T_EQ(x_hread(fd[0], NULL, 0, 1), 0);
 		GET_ALL(fd[0], 1, 16, 0);
 		T_IOLOG(fd[0], 17, 1, 0, 0);
+	}
+	T_OK(t_sysctl("held_bytes_max", 1048576));
+}
+
+/* What somebody has held who is gone takes no room from who reads on. */
+T(limit_without_the_dead)
+{
+	T_OK(t_sysctl("held_bytes_max", 4096));
+	for_each_kind(k, STREAM) {
+		static char buf[8192];
+		int fd[2];
+
+		if (k->flags & TTY)
+			continue;
+		k->open(fd);
+		feed(fd[1], 8000, 0);
+		T_EQ(x_hread(fd[0], buf, 100, 0), 100);
+		T_CHILD
+			T_EQ(x_hread(fd[0], buf, 8000, 0), 3996);
+		T_EQ(x_hread(fd[0], buf, 3000, 0), 3000);
+		T_EQ(t_match(buf, 3000, 4096), 3000);
 	}
 	T_OK(t_sysctl("held_bytes_max", 1048576));
 }

@@ -242,6 +242,41 @@ T(closed_before_start)
 	T_EQ(nf_count(p, 3, 0, 500), 500);
 }
 
+/* How many address spaces there are, with those that nobody has any more */
+static long address_spaces(void)
+{
+	static char text[65536];
+	const char *line;
+
+	T_ASSERT(t_get("/proc/slabinfo", text, sizeof(text)) > 0);
+	line = strstr(text, "\nmm_struct ");
+	T_ASSERT(line);
+	return atol(line + 11);
+}
+
+/* A loader that is started, closed and without its process all at once is freed once */
+T_LIMIT(ended_at_once, 60)
+{
+	long before = address_spaces(), now = LONG_MAX;
+	int image = nf_image(4, 8);
+
+	for (int i = 0; i < 300; i++)
+		T_CHILD {
+			char *p = nf_map(8);
+			int uffd = nf_uffd();
+
+			nf_register(uffd, p, 8);
+			nf_attach(uffd, image, p, 8, 0, 1, NO_START);
+			nf_start(uffd);
+			close(uffd);
+		}
+	for (int i = 0; i < 5000 && now > before + 60; i++) {
+		now = address_spaces();
+		t_sleep_ms(1);
+	}
+	T_RANGE(now - before, LONG_MIN, 60);
+}
+
 /* As CRIU does it: the descriptor belongs to another process, which attaches before anything is registered */
 T(attached_by_another_process)
 {

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 /* What is refused, and what happens when the image cannot be read. */
+#include "../lib/apparmor.h"
 #include "nf.h"
 
 #include <linux/fs.h>
@@ -171,6 +172,25 @@ T(permission)
 	T_OK(attach_one(uffd, image, p));
 	setfsuid(0);
 	T_EQ(nf_count(p, 1, 0, 1), 1);
+}
+
+/* The image is read as by who opened it: who has the fault need not be allowed to, by a security module either */
+T(confined)
+{
+	char *p = nf_map(64);
+	int uffd = nf_uffd(), image = nf_image(1, 64);
+
+	aa_load("abi <kernel>,\nprofile perdure-no-files flags=(attach_disconnected) { signal, }\n");
+	nf_register(uffd, p, 64);
+	nf_attach(uffd, image, p, 64, 0, 8, NO_START);
+	T_OK(fsync(image));
+	T_OK(posix_fadvise(image, 0, 64 * PG, POSIX_FADV_DONTNEED));
+	T_CHILD {
+		aa_confine("perdure-no-files");
+		T_ERR(open("/proc/self/maps", O_RDONLY), EACCES);
+		T_EQ(nf_count(p, 1, 0, 64), 64);
+	}
+	T_EQ(nf_count(p, 1, 0, 64), 64);
 }
 
 /* When all is loaded everything is unregistered: nothing may be that somebody else fills */

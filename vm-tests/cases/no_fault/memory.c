@@ -243,6 +243,44 @@ T_LIMIT(children_do_not_load, 60)
 	T_OK(unlink(path));
 }
 
+static long cg_anon(void)
+{
+	char text[8192];
+	const char *line;
+
+	T_ASSERT(t_get(cg_path("memory.stat"), text, sizeof(text)) > 0);
+	line = strstr(text, "anon ");
+	T_ASSERT(line);
+	return atol(line + 5);
+}
+
+/* What is loaded is charged to the process's cgroup, as any memory */
+T(charged)
+{
+	const unsigned long n = 2000;
+	int image = nf_image(30, n);
+
+	T_OK(fsync(image));
+	cg_open("64M");
+	for (unsigned int chunk = 1; chunk <= 100; chunk += 99) {
+		T_OK(posix_fadvise(image, 0, n * PG, POSIX_FADV_DONTNEED));
+		T_CHILD {
+			char *p = nf_map(n);
+			int uffd = nf_uffd();
+			long before;
+
+			cg_enter();
+			nf_register(uffd, p, n);
+			nf_attach(uffd, image, p, n, 0, chunk, NO_START);
+			before = cg_anon();
+			T_EQ(nf_count(p, 30, 0, n), n);
+			T_RANGE(cg_anon() - before, (long)((n - 64) * PG), (long)((n + 256) * PG));
+			T_OK(t_put(cg_path("../cgroup.procs"), "0"));
+		}
+	}
+	cg_close();
+}
+
 /* What a plain checkpointer looks at before it reads: a page that is missing must not look like one that nobody has touched */
 struct nf_region {
 	uint64_t start, end, categories;

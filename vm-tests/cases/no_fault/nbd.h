@@ -98,6 +98,16 @@ static T_UNUSED void nbd_go(void)
 	T_OK(kill(nbd_server, SIGCONT));
 }
 
+/* Does a read of the disk wait? */
+static T_UNUSED bool nbd_waits(void)
+{
+	char path[64], text[64];
+
+	snprintf(path, sizeof(path), "/sys/block/%s/inflight", nbd_dev + strlen("/dev/"));
+	T_ASSERT(t_get(path, text, sizeof(text)) > 0);
+	return strtoul(text, NULL, 10);
+}
+
 static T_UNUSED void nbd_end(void)
 {
 	int dev;

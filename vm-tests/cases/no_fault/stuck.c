@@ -177,6 +177,103 @@ T_LIMIT(onlooker_holds_nothing, 60)
 	nbd_end();
 }
 
+static volatile pid_t toucher;
+
+static void *touches(void *at)
+{
+	toucher = gettid();
+	(void)*(volatile char *)at;
+	return NULL;
+}
+
+/* What has been read for a page is not put there when something else has moved to its place meanwhile */
+T_LIMIT(another_page_comes_while_read, 60)
+{
+	for (unsigned int chunk = 1; chunk <= 8; chunk += 7) {
+		int ready[2], go[2];
+		pid_t victim;
+
+		setup(3 + chunk / 8);
+		T_OK(pipe(ready));
+		T_OK(pipe(go));
+		victim = t_fork();
+		if (!victim) {
+			char *p = missing(chunk), *at = p + 40 * PG;
+			pthread_t thread;
+
+			T_ASSERT(write(ready[1], "r", 1) == 1);
+			sync_with(go[0]);
+			T_ASSERT(!pthread_create(&thread, NULL, touches, at));
+			while (!toucher)
+				t_sleep_ms(1);
+			await_blocked(toucher);
+			T_ASSERT(mremap(p + 80 * PG, PG, PG, MREMAP_MAYMOVE | MREMAP_FIXED, at) == at);
+			T_ASSERT(write(ready[1], "m", 1) == 1);
+			pthread_join(thread, NULL);
+			T_EXPECT(nf_is(at, 1, 80));
+			T_EXPECT(nf_is(at + PG, 1, 41));
+			_exit(0);
+		}
+		sync_with(ready[0]);
+		drop();
+		nbd_stop();
+		T_ASSERT(write(go[1], "g", 1) == 1);
+		sync_with(ready[0]);
+		nbd_go();
+		T_EXITED(t_wait(victim), 0);
+		close(image);
+		nbd_end();
+	}
+}
+
+/* Nor where that is a huge page */
+T_LIMIT(another_huge_page_comes_while_read, 60)
+{
+	const unsigned long huge = 512, n = 4 * huge;
+	char path[128];
+	int ready[2], go[2];
+	pid_t victim;
+
+	nbd_start(5);
+	snprintf(path, sizeof(path), "%s/image", nbd_mnt);
+	image = nf_image_at(path, 1, n);
+	T_OK(fsync(image));
+	T_OK(pipe(ready));
+	T_OK(pipe(go));
+	victim = t_fork();
+	if (!victim) {
+		char *p = nf_map(n + huge);
+		int uffd = nf_uffd();
+
+		p = (char *)(((uintptr_t)p + huge * PG - 1) & -(huge * PG));
+		T_OK(madvise(p, n * PG, MADV_HUGEPAGE));
+		nf_register(uffd, p, n);
+		nf_attach(uffd, image, p, n, 0, 100, NO_START);
+		T_ASSERT(write(ready[1], "r", 1) == 1);
+		sync_with(go[0]);
+		/* The worker reads what is first */
+		nf_start(uffd);
+		for (int i = 0; i < 5000 && !nbd_waits(); i++)
+			t_sleep_ms(1);
+		T_EXPECT(nbd_waits());
+		T_ASSERT(mremap(p + 2 * huge * PG, huge * PG, huge * PG, MREMAP_MAYMOVE | MREMAP_FIXED, p) == p);
+		T_ASSERT(write(ready[1], "m", 1) == 1);
+		T_EQ(nf_wait(uffd), UFFD_LAZY_COMPLETE);
+		T_EQ(nf_count(p, 1, 2 * huge, huge), huge);
+		T_EQ(nf_count(p + huge * PG, 1, huge, huge), huge);
+		_exit(0);
+	}
+	sync_with(ready[0]);
+	T_OK(posix_fadvise(image, 0, n * PG, POSIX_FADV_DONTNEED));
+	nbd_stop();
+	T_ASSERT(write(go[1], "g", 1) == 1);
+	sync_with(ready[0]);
+	nbd_go();
+	T_EXITED(t_wait(victim), 0);
+	close(image);
+	nbd_end();
+}
+
 /* What gives the file other blocks waits for a read of the old ones. A change of its journal mode, for that reason, too */
 static int journal(bool on)
 {

@@ -554,6 +554,34 @@ T(namespaces)
 	close(fd);
 }
 
+/* Nor does it have those of a namespace beside it, whose processes have the same numbers. */
+T(namespace_beside)
+{
+	T_CHILD {
+		for (int i = 0; i < 2; i++) {
+			pid_t pid = t_fork();
+
+			if (!pid) {
+				int in;
+				char text[65536];
+
+				T_OK(unshare(CLONE_NEWPID | CLONE_NEWNS));
+				T_OK(mount(NULL, "/", NULL, MS_REC | MS_PRIVATE, NULL));
+				pid = T_OK(fork());
+				if (pid)
+					_exit(WEXITSTATUS(t_wait(pid)));
+				T_OK(mount("none", "/proc", "proc", 0, NULL));
+				in = T_OK(open("/proc/restart_log", O_RDONLY));
+				T_EQ(read(in, text, sizeof(text)), 0);
+				pid = crash("done", 0);
+				log_next(in, pid);
+				_exit(0);
+			}
+			T_EXITED(t_wait(pid), 0);
+		}
+	}
+}
+
 /* How many records has the log, and how many of them are of process `pid`? */
 static int log_count(int fd, pid_t pid, int *of_pid)
 {
@@ -643,13 +671,18 @@ ROLE(until)
 	return 0;
 }
 
-/* Who restarts in a loop pushes out nobody's records but his own, whoever he is in a namespace that he has made. */
-T_LIMIT(overrun, 120)
+/*
+ * Who restarts in a loop pushes out nobody's records but his own, whoever he is in a namespace that he has made: one
+ * user of it 300 times, or each of 300 users.
+ */
+static void overrun(int users)
 {
 	int fd = T_OK(open("/proc/restart_log", O_RDONLY)), count;
 	pid_t root = crash("done", 0), nobody, pid;
 	char path[64];
 
+	t_word[W_READY] = 0;
+	t_word[W_STOP] = 0;
 	nobody = t_fork();
 	if (!nobody) {
 		t_drop_root();
@@ -664,23 +697,38 @@ T_LIMIT(overrun, 120)
 		t_word[W_READY] = 1;
 		while (!t_word[W_STOP])
 			t_sleep_ms(2);
-		T_OK(setresuid(0, 0, 0));
-		t_register("until", NULL);
-		policy(RESTART_LIMIT, 1, 0, 0);
-		t_crash();
+		for (int i = 0; i < users; i++)
+			T_CHILD {
+				T_OK(setresuid(i, i, i));
+				t_register(users > 1 ? "done" : "until", NULL);
+				policy(RESTART_LIMIT, 1, 0, 0);
+				t_crash();
+			}
+		_exit(0);
 	}
 	while (!t_word[W_READY])
 		t_sleep_ms(2);
-	/* It is root there, and that is 0 here, too. */
+	/* It is root there, and that is 0 here, too. The others are somebody here. */
 	snprintf(path, sizeof(path), "/proc/%d/uid_map", pid);
-	T_OK(t_put(path, "0 0 1"));
+	T_OK(t_put(path, "0 0 1\n1 300000 400"));
 	t_word[W_STOP] = 1;
 	T_EXITED(t_wait(pid), 0);
 	T_EQ(log_count(fd, pid, &count), 256);
-	T_RANGE(count, 60, 254);
+	if (users == 1)
+		T_RANGE(count, 0, 254);
 	T_EXPECT(log_has(fd, root));
 	T_EXPECT(log_has(fd, nobody));
 	close(fd);
+}
+
+T_LIMIT(overrun, 120)
+{
+	overrun(1);
+}
+
+T_LIMIT(overrun_by_many, 120)
+{
+	overrun(300);
 }
 
 static int in_pid_namespace(void)

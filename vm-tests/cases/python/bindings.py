@@ -114,7 +114,7 @@ def policy() -> Iterator[str]:
         pass
     perdure.heartbeat()
     perdure.unregister()
-    done = subprocess.run([sys.executable, "-c", HANGS], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", HANGS], capture_output=True, text=True, timeout=180)
     yield from differ("after the heartbeat has stopped", (done.returncode, done.stdout, done.stderr), (0, "SIGABRT 2\n", ""))
 
 
@@ -362,7 +362,7 @@ assert perdure.recover_threads(serve) == []
 
 def threads() -> Iterator[str]:
     """Each pending request gets its thread."""
-    done = subprocess.run([sys.executable, "-c", THREADS], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", THREADS], capture_output=True, text=True, timeout=180)
     if done.returncode:
         yield f"status {done.returncode}: {done.stderr[-1000:]}"
 

@@ -2,6 +2,7 @@
 /* /proc/PID/touched_set: exactly what was touched, whatever happened to it meanwhile. */
 #include <sys/uio.h>
 
+#include "../lib/apparmor.h"
 #include "../lib/swap.h"
 #include "../no_fault/nf.h"
 
@@ -78,6 +79,34 @@ static void setup(void)
 	T_ASSERT(area != MAP_FAILED);
 	T_OK(madvise(area, PAGES * t_page(), MADV_NOHUGEPAGE));
 	memset(area, 1, PAGES * t_page());
+}
+
+static unsigned long khugepaged_scans(void)
+{
+	char text[32];
+
+	T_ASSERT(t_get("/sys/kernel/mm/transparent_hugepage/khugepaged/full_scans", text, sizeof(text)) > 0);
+	return strtoul(text, NULL, 10);
+}
+
+/* Of the mapping at @p that is in huge pages */
+static int huge_kb(const char *p)
+{
+	unsigned long low, high;
+	char line[256];
+	int kb, sum = 0;
+	bool in = false;
+	FILE *f = fopen("/proc/self/smaps", "r");
+
+	T_ASSERT(f);
+	while (fgets(line, sizeof(line), f)) {
+		if (sscanf(line, "%lx-%lx ", &low, &high) == 2)
+			in = (uintptr_t)p >= low && (uintptr_t)p < high;
+		else if (in && sscanf(line, "AnonHugePages: %d", &kb) == 1)
+			sum += kb;
+	}
+	fclose(f);
+	return sum;
 }
 
 T(reads_and_writes)
@@ -461,6 +490,7 @@ T(errors)
 	T_ERR(write(a, "start", 5), EINVAL);
 	T_ERR(write(a, "other", 5), EINVAL);
 	T_ERR(write(a, "stop and more", 13), EINVAL);
+	T_ERR(write(a, "stop\0\0\0\0", 8), EINVAL);
 	T_ERR(write(a, t_none(), 4), EFAULT);
 	/* The end of the first makes place */
 	close(a);
@@ -488,6 +518,86 @@ T(permission)
 		T_ERR(open(path, O_RDWR | O_CLOEXEC), EACCES);
 	}
 	t_reap(pid);
+}
+
+/* Tracking slows the process down: who may only look at it may not */
+T(permission_to_look)
+{
+	pid_t pid;
+
+	aa_load("abi <kernel>,\nprofile perdure-looks flags=(attach_disconnected) { file, capability, signal, ptrace (read), }\n");
+	pid = t_fork();
+	if (!pid)
+		for (;;)
+			pause();
+	T_CHILD {
+		char path[64];
+
+		aa_confine("perdure-looks");
+		snprintf(path, sizeof(path), "/proc/%d/maps", pid);
+		T_OK(close(T_OK(open(path, O_RDONLY | O_CLOEXEC))));
+		snprintf(path, sizeof(path), "/proc/%d/touched_set", pid);
+		T_ERR(open(path, O_RDWR | O_CLOEXEC), EACCES);
+	}
+	t_reap(pid);
+}
+
+/* Pages of files are not in the set: they are not in a checkpoint's images either */
+T(files)
+{
+	char path[PATH_MAX];
+	int fd, image = T_OK(open(t_path(path, "file"), O_RDWR | O_CREAT | O_CLOEXEC, 0600));
+
+	T_OK(ftruncate(image, PAGES * t_page()));
+	area = mmap(NULL, PAGES * t_page(), PROT_READ | PROT_WRITE, MAP_PRIVATE, image, 0);
+	T_ASSERT(area != MAP_FAILED);
+	for (int i = 0; i < PAGES; i++)
+		touch(i);
+	store(4);
+	fd = start_of(getpid());
+	touch(2);
+	touch(4);
+	stop(fd);
+	expect("....x");
+}
+
+/* khugepaged would join what was touched with what was not: it leaves who is tracked alone */
+T_LIMIT(not_collapsed, 60)
+{
+	const char *const sleep_ms = "/sys/kernel/mm/transparent_hugepage/khugepaged/scan_sleep_millisecs";
+	const char *const alloc_ms = "/sys/kernel/mm/transparent_hugepage/khugepaged/alloc_sleep_millisecs";
+	const size_t huge = 2 << 20;
+	bool collapsed = false;
+	unsigned long full;
+	char *p;
+	int fd;
+
+	if (t_put(sleep_ms, "1") || t_put(alloc_ms, "1"))
+		t_skip("no huge pages in this kernel");
+	p = mmap(NULL, 2 * huge, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	T_ASSERT(p != MAP_FAILED);
+	area = (char *)(((uintptr_t)p + huge - 1) & -huge);
+	T_OK(madvise(area, huge, MADV_NOHUGEPAGE));
+	for (size_t i = 0; i < huge; i += t_page())
+		area[i] = 1;
+	fd = start_of(getpid());
+	full = khugepaged_scans();
+	T_OK(madvise(area, huge, MADV_HUGEPAGE));
+	for (int i = 0; i < 20000 && khugepaged_scans() < full + 3; i++) {
+		area[0]++;
+		t_sleep_ms(1);
+	}
+	T_EXPECT(khugepaged_scans() >= full + 3);
+	T_EQ(huge_kb(area), 0);
+	T_EQ(write(fd, "stop", 4), 4);
+	close(fd);
+	/* It would have */
+	for (int i = 0; i < 20000 && !collapsed; i++) {
+		area[0]++;
+		t_sleep_ms(1);
+		collapsed = huge_kb(area);
+	}
+	T_EXPECT(collapsed);
 }
 
 /* Unmapping, faulting and reclaim at random while tracking starts and ends */
