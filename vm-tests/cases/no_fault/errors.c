@@ -241,10 +241,14 @@ T(present_before)
 		uffd = nf_uffd_with(0);
 		T_OK(ioctl(uffd, UFFDIO_REGISTER, &reg));
 		T_ERR(ioctl(uffd, UFFDIO_LAZY_ATTACH, &a), EEXIST);
-		/* Nothing is left of it */
+		/* Nothing is left of it, nor of one that comes to another */
 		T_ERR(ioctl(uffd, UFFDIO_LAZY_STAT, &(struct uffdio_lazy_stat){ .size = 144 }), ENXIO);
-		T_OK(madvise(p, huge * PG, MADV_DONTNEED));
+		T_OK(madvise(p + 20 * PG, 10 * PG, MADV_DONTNEED));
 		T_OK(ioctl(uffd, UFFDIO_LAZY_ATTACH, &b));
+		T_ERR(ioctl(uffd, UFFDIO_LAZY_ATTACH, &a), EEXIST);
+		T_EQ(nf_stat(uffd).missing, 10);
+		T_EQ(nf_stat(uffd).total, 10);
+		T_OK(madvise(p, 20 * PG, MADV_DONTNEED));
 		T_OK(ioctl(uffd, UFFDIO_LAZY_ATTACH, &a));
 		/* What the loader has put there is not in its way */
 		T_EQ(nf_count(p + 20 * PG, 1, 20, 10), 10);

@@ -3,6 +3,7 @@
 #include "pol.h"
 
 #include <elf.h>
+#include <glob.h>
 #include <pthread.h>
 #include <sys/procfs.h>
 #include <sys/ptrace.h>
@@ -537,5 +538,53 @@ T(core_of_init)
 	}
 	T_EQ(t_word[W_RUNS], 1);
 	check_signal(path, SIGSEGV);
+	T_EQ(t_put(PATTERN, "/tmp/zlr-core"), 0);
+}
+
+ROLE(restarted_once)
+{
+	struct reg_info info = reg_info();
+
+	T_EQ(info.generation, 2);
+	T_EQ(info.restarts, 1);
+	gone(info.core_pid);
+	t_word[W_RUNS]++;
+	return 0;
+}
+
+static pthread_barrier_t all_there;
+
+static void *crashes_with_others(void *unused)
+{
+	pthread_barrier_wait(&all_there);
+	t_crash();
+	return unused;
+}
+
+/* Threads that fault while another one's memory is dumped have one restart together, and one core dump. */
+T_LIMIT(threads_at_once, 60)
+{
+	const int rounds = 10;
+	char path[128];
+	glob_t cores;
+
+	T_EQ(t_put(PATTERN, t_path(path, "core.%p")), 0);
+	for (int i = 1; i <= rounds; i++) {
+		T_CHILD {
+			pthread_t thread[4];
+
+			t_register("restarted_once", NULL);
+			policy(RESTART_CORE | RESTART_LIMIT, 1, 600000, 0);
+			pthread_barrier_init(&all_there, NULL, ARRAY_LEN(thread));
+			for (size_t k = 0; k < ARRAY_LEN(thread); k++)
+				T_ASSERT(!pthread_create(&thread[k], NULL, crashes_with_others, NULL));
+			for (;;)
+				pause();
+		}
+		T_EQ(glob(t_path(path, "core.*"), 0, NULL, &cores), 0);
+		T_EQ(cores.gl_pathc, (size_t)i);
+		globfree(&cores);
+	}
+	T_EQ(t_word[W_RUNS], rounds);
 	T_EQ(t_put(PATTERN, "/tmp/zlr-core"), 0);
 }
