@@ -791,26 +791,6 @@ T(huge_pages)
 	T_EQ(nf_count(p + 601 * PG, 1, 601, 2 * huge - 601), 2 * huge - 601);
 }
 
-/* kB of huge pages in the area that `p` is in */
-static long huge_kb(const char *p)
-{
-	static char text[1 << 18];
-	char want[32], *line;
-	FILE *f = fopen("/proc/self/smaps", "r");
-	size_t n;
-
-	T_ASSERT(f);
-	n = fread(text, 1, sizeof(text) - 1, f);
-	fclose(f);
-	text[n] = 0;
-	snprintf(want, sizeof(want), "%lx-", (unsigned long)p);
-	line = strstr(text, want);
-	T_ASSERT(line);
-	line = strstr(line, "AnonHugePages:");
-	T_ASSERT(line);
-	return atol(line + 14);
-}
-
 /* Where a first touch would get a huge page, what is wholly missing comes as one, from the worker and from a load */
 T(huge_pages_at_once)
 {
@@ -832,13 +812,13 @@ T(huge_pages_at_once)
 		T_OK(madvise(p + (2 * huge + 5) * PG, PG, MADV_DONTNEED));
 		T_OK(nf_load(uffd, p + 3 * huge * PG, huge, 0, &loaded));
 		T_EQ(loaded, huge);
-		T_EQ(huge_kb(p), wanted ? 2048 : 0);
+		T_EQ(nf_huge_kb(p), wanted ? 2048 : 0);
 		/* Of what comes first, a part is no reason for all of it */
 		T_OK(nf_load(uffd, p + (4 * huge + 10) * PG, 10, UFFD_LAZY_FIRST, NULL));
 		nf_start(uffd);
 		T_EQ(nf_wait(uffd), UFFD_LAZY_COMPLETE);
 		/* The first and the one that was loaded; of the fifth a part was there already */
-		T_EQ(huge_kb(p), wanted ? 4096 : 0);
+		T_EQ(nf_huge_kb(p), wanted ? 4096 : 0);
 		T_EQ(nf_stat(uffd).missing, 0);
 		T_EQ(nf_count(p, 1, 0, huge + 256), huge + 256);
 		T_EQ(nf_count(p + (huge + 257) * PG, 1, huge + 257, 260), 260);

@@ -116,6 +116,26 @@ static T_UNUSED char *nf_map(unsigned long n)
 	return p + PG;
 }
 
+/* kB of huge pages in the area that `p` is in */
+static T_UNUSED int nf_huge_kb(const char *p)
+{
+	unsigned long low, high;
+	char line[256];
+	int kb, sum = 0;
+	bool in = false;
+	FILE *f = fopen("/proc/self/smaps", "r");
+
+	T_ASSERT(f);
+	while (fgets(line, sizeof(line), f)) {
+		if (sscanf(line, "%lx-%lx ", &low, &high) == 2)
+			in = (uintptr_t)p >= low && (uintptr_t)p < high;
+		else if (in && sscanf(line, "AnonHugePages: %d", &kb) == 1)
+			sum += kb;
+	}
+	fclose(f);
+	return sum;
+}
+
 static T_UNUSED int nf_uffd_with(uint64_t features)
 {
 	struct uffdio_api api = { .api = UFFD_API, .features = features };

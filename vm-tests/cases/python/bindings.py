@@ -364,7 +364,7 @@ assert perdure.recover_threads(serve) == []
 
 def threads() -> Iterator[str]:
     """Each pending request gets its thread."""
-    done = subprocess.run([sys.executable, "-c", THREADS], capture_output=True, text=True, timeout=180)
+    done = subprocess.run([sys.executable, "-c", THREADS], capture_output=True, text=True, timeout=60)
     if done.returncode:
         yield f"status {done.returncode}: {done.stderr[-1000:]}"
 

@@ -89,26 +89,6 @@ static unsigned long khugepaged_scans(void)
 	return strtoul(text, NULL, 10);
 }
 
-/* Of the mapping at @p that is in huge pages */
-static int huge_kb(const char *p)
-{
-	unsigned long low, high;
-	char line[256];
-	int kb, sum = 0;
-	bool in = false;
-	FILE *f = fopen("/proc/self/smaps", "r");
-
-	T_ASSERT(f);
-	while (fgets(line, sizeof(line), f)) {
-		if (sscanf(line, "%lx-%lx ", &low, &high) == 2)
-			in = (uintptr_t)p >= low && (uintptr_t)p < high;
-		else if (in && sscanf(line, "AnonHugePages: %d", &kb) == 1)
-			sum += kb;
-	}
-	fclose(f);
-	return sum;
-}
-
 T(reads_and_writes)
 {
 	int fd;
@@ -568,12 +548,14 @@ T_LIMIT(not_collapsed, 60)
 	const char *const alloc_ms = "/sys/kernel/mm/transparent_hugepage/khugepaged/alloc_sleep_millisecs";
 	const size_t huge = 2 << 20;
 	bool collapsed = false;
+	char *p, was_sleep[32], was_alloc[32];
 	unsigned long full;
-	char *p;
 	int fd;
 
-	if (t_put(sleep_ms, "1") || t_put(alloc_ms, "1"))
+	if (t_get(sleep_ms, was_sleep, sizeof(was_sleep)) <= 0 || t_get(alloc_ms, was_alloc, sizeof(was_alloc)) <= 0)
 		t_skip("no huge pages in this kernel");
+	T_OK(t_put(sleep_ms, "1"));
+	T_OK(t_put(alloc_ms, "1"));
 	p = mmap(NULL, 2 * huge, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
 	T_ASSERT(p != MAP_FAILED);
 	area = (char *)(((uintptr_t)p + huge - 1) & -huge);
@@ -588,16 +570,18 @@ T_LIMIT(not_collapsed, 60)
 		t_sleep_ms(1);
 	}
 	T_EXPECT(khugepaged_scans() >= full + 3);
-	T_EQ(huge_kb(area), 0);
+	T_EQ(nf_huge_kb(area), 0);
 	T_EQ(write(fd, "stop", 4), 4);
 	close(fd);
 	/* It would have */
 	for (int i = 0; i < 20000 && !collapsed; i++) {
 		area[0]++;
 		t_sleep_ms(1);
-		collapsed = huge_kb(area);
+		collapsed = nf_huge_kb(area);
 	}
 	T_EXPECT(collapsed);
+	T_OK(t_put(sleep_ms, was_sleep));
+	T_OK(t_put(alloc_ms, was_alloc));
 }
 
 /* Unmapping, faulting and reclaim at random while tracking starts and ends */
