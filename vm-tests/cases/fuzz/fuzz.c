@@ -1152,6 +1152,18 @@ static bool report(void)
 	return good;
 }
 
+/* Children that came to us when their parents died, and services */
+static void kill_children(void)
+{
+	FILE *f = fopen("/proc/thread-self/children", "re");
+	pid_t pid;
+
+	while (f && fscanf(f, "%d", &pid) == 1)
+		kill(pid, SIGKILL);
+	if (f)
+		fclose(f);
+}
+
 /* Kills all that is left, and waits for it. */
 static bool end_all(void)
 {
@@ -1169,13 +1181,7 @@ static bool end_all(void)
 		if (now_ms() > end)
 			break;
 		usleep(50000);
-		/* Children that came to us */
-		FILE *f = fopen("/proc/thread-self/children", "re");
-
-		while (f && fscanf(f, "%d", &pid) == 1)
-			kill(pid, SIGKILL);
-		if (f)
-			fclose(f);
+		kill_children();
 	}
 	FILE *f = fopen("/proc/thread-self/children", "re");
 
@@ -1331,11 +1337,11 @@ int main(int argc, char **argv)
 			} else if (now - at[i] > 15000) {
 				/*
 				 * What it waits for may be in the hands of another one, which is no fault of ours: a terminal's
-				 * read() keeps the end of its other side waiting while its buffer's page is missing.
+				 * read() keeps the end of its other side waiting while its buffer's page is missing, and a
+				 * zombie stays until the one that traces it has gone.
 				 */
-				for (int k = 0; now - at[i] > 45000 && k < shm->services; k++)
-					if (shm->slot[k].pid > 0)
-						kill(shm->slot[k].pid, SIGKILL);
+				if (now - at[i] > 45000)
+					kill_children();
 				kill(s->pid, SIGCONT);
 				kill(s->pid, SIGKILL);
 			} else if (now - at[i] > 1000) {
