@@ -911,8 +911,16 @@ static void *thread(void *arg)
 
 static void map_shared(const char *path)
 {
-	int fd = open(path, O_RDWR | O_CLOEXEC);
+	struct stat shared, st;
+	int fd;
 
+	/* A generation that ended between the open() and the close() below left it open: calls of chance would write to it. */
+	if (stat(path, &shared))
+		_exit(90);
+	for (fd = 3; fd < FILES; fd++)
+		if (!fstat(fd, &st) && st.st_dev == shared.st_dev && st.st_ino == shared.st_ino)
+			close(fd);
+	fd = open(path, O_RDWR | O_CLOEXEC);
 	shm = mmap(NULL, sizeof(*shm), PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
 	if (fd < 0 || shm == MAP_FAILED)
 		_exit(90);
@@ -929,6 +937,9 @@ static int service_main(char **argv)
 
 	map_shared(argv[2]);
 	me = atoi(argv[3]);
+	/* Other threads may have written over it while reregist() copied it. */
+	if (me < 0 || me >= SERVICES_MAX)
+		_exit(90);
 	is_child = shm->slot[me].pid != getpid();
 	sigaction(SIGUSR1, &sa, NULL);
 	sigaction(SIGUSR2, &sa, NULL);
