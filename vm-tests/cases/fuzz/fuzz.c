@@ -1163,7 +1163,7 @@ static bool report(void)
 	return good;
 }
 
-/* Children that came to us when their parents died, and services */
+/* The services, and children that came to us when their parents died */
 static void kill_children(void)
 {
 	FILE *f = fopen("/proc/thread-self/children", "re");
@@ -1182,9 +1182,7 @@ static bool end_all(void)
 	pid_t pid;
 
 	for (;;) {
-		for (int i = 0; i < shm->services; i++)
-			if (shm->slot[i].pid > 0)
-				kill(shm->slot[i].pid, SIGKILL);
+		kill_children();
 		while ((pid = waitpid(-1, NULL, WNOHANG)) > 0)
 			;
 		if (pid < 0)
@@ -1192,7 +1190,6 @@ static bool end_all(void)
 		if (now_ms() > end)
 			break;
 		usleep(50000);
-		kill_children();
 	}
 	FILE *f = fopen("/proc/thread-self/children", "re");
 
