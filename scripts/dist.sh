@@ -33,9 +33,9 @@ trusted() {
 		if pinned "$sum"; then
 			continue
 		elif [[ -n $unpinned ]]; then
-			say "warning: packages of a kernel source that is not the pinned Linux $(pin version): $sum"
+			say "warning: packages of a kernel source that is not the pinned Linux $(pin versions): $sum"
 		else
-			die "the kernel source is not the pinned Linux $(pin version), but $sum (kernel-patches/UPSTREAM): take that one" \
+			die "the kernel source is not the pinned Linux $(pin versions), but $sum (kernel-patches/UPSTREAM): take that one" \
 				"by KERNEL_SRC, or package this one all the same with --unpinned"
 		fi
 	done

@@ -8,7 +8,7 @@ set -euo pipefail
 
 package=$(pin package)
 tarball=${KERNEL_SRC:-/usr/src/$package.tar.xz}
-[[ -f $tarball ]] || die "$tarball is missing: install the package $package (./build.sh setup), or set KERNEL_SRC to a tarball of Linux $(pin version)"
+[[ -f $tarball ]] || die "$tarball is missing: install the package $package (./build.sh setup), or set KERNEL_SRC to a tarball of Linux $(pin versions)"
 
 # Reading 150 MB again is only due when the file has changed
 identity="$tarball $(stat -c '%s %Y' "$tarball")"
@@ -17,6 +17,6 @@ if [[ -f $CACHE/source && $(sed -n 3p "$CACHE/source") == "$identity" ]]; then
 fi
 mkdir -p "$CACHE"
 sum=$(sha256sum "$tarball" | cut -d ' ' -f 1)
-pinned "$sum" || say "warning: $tarball is not the pinned Linux $(pin version); using it as long as the series applies"
+pinned "$sum" || say "warning: $tarball is not the pinned Linux $(pin versions); using it as long as the series applies"
 printf '%s\n' "$tarball" "$sum" "$identity" >"$CACHE/source"
 say "fetch: $tarball"

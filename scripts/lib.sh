@@ -43,14 +43,17 @@ need() {
 	[[ ${#missing[@]} == 0 ]] || die "missing tools: ${missing[*]}; run ./build.sh setup"
 }
 
-# What kernel-patches/UPSTREAM says; of checksums, a line each
+# What kernel-patches/UPSTREAM says: the package, and the releases as "6.12.1 or 6.12.2"
 pin() {
-	awk -v key="$1" '$1 == key { print $2 }' "$PATCHES/UPSTREAM"
+	case $1 in
+	package) awk '$1 == "package" { print $2 }' "$PATCHES/UPSTREAM" ;;
+	versions) awk '$1 == "source" && !seen[$2]++ { printf "%s%s", or, $2; or = " or " }' "$PATCHES/UPSTREAM" ;;
+	esac
 }
 
 # pinned CHECKSUM: is it that of a source which the series is written for?
 pinned() {
-	pin sha256 | grep -qxF "$1"
+	awk -v sum="$1" '$1 == "source" && $3 == sum { found = 1 } END { exit !found }' "$PATCHES/UPSTREAM"
 }
 
 # need_space DIR MEGABYTES WHAT

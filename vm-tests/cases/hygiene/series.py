@@ -45,14 +45,33 @@ def form() -> Iterator[str]:
             yield f"{path.name}: does not say why"
 
 
+def refreshed_on() -> tuple[str, str]:
+    """The release that the series is refreshed on, and the one that is here: "" if UPSTREAM does not name it."""
+    pins = [line.split() for line in (PATCHES / "UPSTREAM").read_text().splitlines() if line.startswith("source ")]
+    here = (SOURCE / ".git/perdure-source").read_text().split(",")[0]
+    return pins[0][1], next((version for _, version, checksum, *_ in pins if checksum == here), "")
+
+
+# What a patch has from the release that it was made on
+PLACES = re.compile(r"^([-+ ]?index [0-9a-f]+\.\.[0-9a-f]+.*|@@ [-+0-9, ]+ @@.*)$", re.M)
+
+
 def fixed_point() -> Iterator[str]:
-    """patch and then refresh give the same bytes. Done with copies, so that the series itself is safe."""
-    copy = WORK / "top"
-    shutil.rmtree(copy, ignore_errors=True)
+    """patch and then refresh give the same bytes; on another release than its own, but for line numbers and checksums. Done
+    with copies, so that the series itself is safe."""
+    copy, same = WORK / "top", WORK / "same"
+    for place in copy, same:
+        shutil.rmtree(place, ignore_errors=True)
     shutil.copytree(TOP / "scripts", copy / "scripts")
     shutil.copytree(PATCHES, copy / "kernel-patches")
     output(copy / "scripts/refresh.sh", "--tree", SOURCE, "--base", "base")
-    done = subprocess.run(["diff", "-ru", PATCHES, copy / "kernel-patches"], stdout=subprocess.PIPE, text=True)
+    own, here = refreshed_on()
+    before = PATCHES
+    if here != own:
+        before = shutil.copytree(PATCHES, same)
+        for path in [*same.glob("*.patch"), *(copy / "kernel-patches").glob("*.patch")]:
+            path.write_text(PLACES.sub("", path.read_text()))
+    done = subprocess.run(["diff", "-ru", before, copy / "kernel-patches"], stdout=subprocess.PIPE, text=True)
     if done.returncode:
         yield "./build.sh refresh would change the series (or build/linux holds work that is not in it):"
         yield done.stdout[:3000]
