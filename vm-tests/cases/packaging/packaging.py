@@ -97,7 +97,9 @@ def rpms() -> None:
     listing = run("rpm", "-qlp", *[p for n, p in first.items() if n.endswith(".rpm")])
     for want in "/usr/lib64/libperdure.so.0", "/usr/bin/perdure-vm", "/usr/include/perdure.h", "/usr/share/man/man7/perdure.7.gz":
         assert want in listing.splitlines(), f"no {want}"
-    found = run("rpmlint", "-r", TOP / "packaging/rpm/rpmlintrc", *[p for n, p in first.items() if n.endswith(".rpm")])
+    built = [p for n, p in first.items() if n.endswith(".rpm")]
+    # Versions of rpmlint find different things
+    found = run("rpmlint", "--ignore-unused-rpmlintrc", "-r", TOP / "packaging/rpm/rpmlintrc", *built)
     assert " 0 errors, 0 warnings" in found, found
 
 
