@@ -21,10 +21,10 @@ while [[ $# -gt 0 ]]; do
 	shift
 done
 shipped "$profile"
+[[ $(uname -m) == x86_64 ]] || die "rpm: this is $(uname -m); packages are built on x86_64, for x86_64"
 [[ $what != @(all|kernel) ]] || trusted
 [[ -z $check ]] || exit 0
 need rpmbuild
-[[ $(uname -m) == x86_64 ]] || die "rpm: this is $(uname -m); packages are built on x86_64, for x86_64"
 # Not with another Python that the user has: modules would go where that one looks
 export PATH=/usr/sbin:/usr/bin:/sbin:/bin
 lock dist
