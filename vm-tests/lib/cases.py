@@ -101,11 +101,11 @@ def run_suite(directory: Path, names: list[str], scale: float, guest: bool) -> N
 
 
 def open_way() -> None:
-    """Lets the guest's users without privileges get to this repository, which may lie in root's home. Outside nothing changes."""
+    """Lets the guest's users without privileges, some of whom are of root's group still, get to this repository, which may lie
+    in root's home. Outside nothing changes."""
     top = Path(os.environ["PERDURE_TOP"])
     for place in (top, *top.parents):
-        if not place.stat().st_mode & stat.S_IXOTH:
-            place.chmod(stat.S_IMODE(place.stat().st_mode) | stat.S_IXOTH)
+        place.chmod(stat.S_IMODE(place.stat().st_mode) | stat.S_IXGRP | stat.S_IXOTH)
 
 
 def main() -> None:

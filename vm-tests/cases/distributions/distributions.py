@@ -16,10 +16,10 @@ from points import BUILD, TOP, main, run  # noqa: E402
 RELEASE = sys.argv[1]
 WORK = BUILD / "test" / "distributions"
 ROOT = WORK / f"root-{RELEASE}"
-# Everything that is started in it ends with it
-IN_ROOT = """mount -t proc proc "$1/proc"; mount -t sysfs sys "$1/sys"; mount --rbind /dev "$1/dev"
-mount -t tmpfs tmp "$1/tmp"; mount -t tmpfs run "$1/run"; root=$1; shift
-exec chroot "$root" /usr/bin/env -i HOME=/root PATH=/usr/sbin:/usr/bin:/sbin:/bin sh -ec 'cd /root/perdure && exec "$@"' sh "$@" """
+# Everything that is started in it ends with it. In a chroot no user namespace can be made, so it has a root of its own.
+IN_ROOT = """mount --bind "$1" "$1"; mount -t proc proc "$1/proc"; mount -t sysfs sys "$1/sys"; mount --rbind /dev "$1/dev"
+mount -t tmpfs tmp "$1/tmp"; mount -t tmpfs run "$1/run"; cd "$1"; shift; pivot_root . mnt
+exec /usr/bin/env -i HOME=/root PATH=/usr/sbin:/usr/bin:/sbin:/bin sh -ec 'umount -l /mnt; cd /root/perdure; exec "$@"' sh "$@" """
 
 
 def sources() -> list[str]:
