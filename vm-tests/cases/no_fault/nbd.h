@@ -75,10 +75,11 @@ static T_UNUSED void nbd_start(unsigned int n)
 		ioctl(dev, NBD_CLEAR_SOCK);
 		_exit(0);
 	}
-	snprintf(path, sizeof(path), "/sys/block/nbd%u/pid", n);
-	for (int i = 0; i < 5000 && access(path, F_OK); i++)
+	/* The kernel says its size last */
+	snprintf(path, sizeof(path), "/sys/block/nbd%u/size", n);
+	for (int i = 0; i < 5000 && (t_get(path, text, sizeof(text)) <= 0 || !strtoull(text, NULL, 10)); i++)
 		t_sleep_ms(2);
-	T_OK(access(path, F_OK));
+	T_ASSERT(strtoull(text, NULL, 10) == NBD_BYTES / 512);
 	close(sk[0]);
 	close(dev);
 	T_OK(munmap(disk, NBD_BYTES));
