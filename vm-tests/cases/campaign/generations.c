@@ -272,6 +272,7 @@ T_LIMIT(generations, 3000)
 		T_EXPECT(ok);
 	}
 	printf("generations\t%llu\t%d\n", (unsigned long long)generations, !back(before, after));
+	fflush(stdout);
 	T_EQ(t_word[W_WRONG], 0);
 	t_word[W_GO] = 1;
 	T_EXITED(t_wait(pid), 0);

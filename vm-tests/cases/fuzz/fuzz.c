@@ -808,6 +808,10 @@ static void op_fault(void)
 	}
 }
 
+/*
+ * Who stops in its exit cannot be killed, on any kernel: it goes on when its tracer has gone. So services, which trace each
+ * other, leave exits alone; their children do not, whom nobody traces.
+ */
 static void op_ptrace(void)
 {
 	pid_t pid = service();
@@ -816,7 +820,7 @@ static void op_ptrace(void)
 	if (pid == getpid() || pid <= 0)
 		return;
 	if (DO(ptrace, ptrace(PICK(PTRACE_SEIZE, PTRACE_SEIZE, PTRACE_ATTACH), pid, 0,
-			      PICK(0, PTRACE_O_TRACEEXEC, PTRACE_O_TRACESYSGOOD | PTRACE_O_TRACEEXIT))))
+			      PICK(0, PTRACE_O_TRACEEXEC, PTRACE_O_TRACESYSGOOD | (is_child ? PTRACE_O_TRACEEXIT : 0)))))
 		return;
 	DO(ptrace, ptrace(PTRACE_INTERRUPT, pid, 0, 0));
 	for (int i = below(6); i > 0; i--) {
@@ -1038,6 +1042,22 @@ static void start(int nr)
 }
 
 /* What a process that does not move is at */
+static pid_t tracer_of(pid_t pid)
+{
+	char path[64], line[128];
+	pid_t tracer = 0;
+	FILE *f;
+
+	snprintf(path, sizeof(path), "/proc/%d/status", pid);
+	f = fopen(path, "re");
+	while (f && fgets(line, sizeof(line), f) && sscanf(line, "TracerPid: %d", &tracer) != 1)
+		;
+	if (f)
+		fclose(f);
+	return tracer;
+}
+
+/* It, and who traces it */
 static void explain(pid_t pid)
 {
 	static const char *const files[] = { "status", "wchan", "stack", "syscall" };
@@ -1045,8 +1065,8 @@ static void explain(pid_t pid)
 	ssize_t n;
 	int fd;
 
-	for (size_t i = 0; i < LEN(files); i++) {
-		snprintf(path, sizeof(path), "/proc/%d/%s", pid, files[i]);
+	for (size_t i = 0; pid && i < 3 * LEN(files); i++) {
+		snprintf(path, sizeof(path), "/proc/%d/%s", pid, files[i % LEN(files)]);
 		fd = open(path, O_RDONLY | O_CLOEXEC);
 		n = fd < 0 ? 0 : read(fd, text, sizeof(text) - 1);
 		text[n > 0 ? n : 0] = 0;
@@ -1054,6 +1074,8 @@ static void explain(pid_t pid)
 		for (char *save, *line = strtok_r(text, "\n", &save); line; line = strtok_r(NULL, "\n", &save))
 			printf("#   %s\n", line);
 		close(fd);
+		if (i % LEN(files) == LEN(files) - 1)
+			pid = tracer_of(pid);
 	}
 }
 
@@ -1163,14 +1185,18 @@ static bool report(void)
 	return good;
 }
 
-/* The services, and children that came to us when their parents died */
+/* The services, children that came to us when their parents died, and those that trace one of them */
 static void kill_children(void)
 {
 	FILE *f = fopen("/proc/thread-self/children", "re");
-	pid_t pid;
+	pid_t pid, tracer;
 
-	while (f && fscanf(f, "%d", &pid) == 1)
+	while (f && fscanf(f, "%d", &pid) == 1) {
+		tracer = tracer_of(pid);
+		if (tracer)
+			kill(tracer, SIGKILL);
 		kill(pid, SIGKILL);
+	}
 	if (f)
 		fclose(f);
 }
