@@ -1,0 +1,36 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/* A server's file of options */
+#ifndef REPLAY_OPTIONS_H
+#define REPLAY_OPTIONS_H
+
+#include "core.h"
+#include "world.h"
+
+struct service {
+	char *name;
+	char *url;		/* without the last "/" */
+	uint16_t member;	/* OUTSIDE: of no domain, or another */
+	bool plain;		/* not one of ours: it knows Idempotency-Key */
+	struct service *next;
+};
+
+struct options {
+	char *name;
+	char *log;
+	char *listen;		/* for clients */
+	char *control;		/* a socket's path, for replayctl */
+	char *metrics;
+	char *domain_listen;	/* for the other members */
+	struct bytes domain_key;
+	struct service *services;
+	uint64_t connections;
+	struct config config;	/* without peers and methods */
+};
+
+/* 0, or a negative errno, and @error says what is wrong, and where */
+int options_read(struct options *o, const char *path, char error[ERROR_MAX]);
+void options_free(struct options *o);
+/* "512", "64k", "4M", "1G" */
+bool size_parse(const char *text, uint64_t *size);
+
+#endif
