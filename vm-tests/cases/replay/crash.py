@@ -1,0 +1,125 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: GPL-2.0-or-later
+"""Servers that are killed while they work: each request is executed once. crash.py SESSIONS REQUESTS KILLS"""
+
+import json
+import random
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+
+from replay import LOAD, PLACE, Server, Session, ctl, equal, main
+
+SESSIONS, REQUESTS, KILLS = (int(a) for a in sys.argv[1:4])
+
+
+def under_kills(servers: list[Server], client: Callable[[], None]) -> int:
+    """How often one of the servers was killed until the client had what it wanted."""
+    failed: list[BaseException] = []
+
+    def guarded() -> None:
+        try:
+            client()
+        except BaseException as error:
+            failed.append(error)
+
+    thread = threading.Thread(target=guarded)
+    thread.start()
+    kills = 0
+    while thread.is_alive():
+        if kills < KILLS:
+            time.sleep(random.uniform(0.1, 0.8))
+            victims = random.sample(servers, random.randint(1, len(servers)))
+            for victim in victims:
+                victim.kill()
+            for victim in victims:
+                victim.start()
+            kills += 1
+        else:
+            thread.join(0.1)
+    if failed:
+        raise failed[0]
+    return kills
+
+
+def load(server: Server, method: str, body: str) -> dict[str, float]:
+    done = subprocess.run([LOAD, str(server.port), str(SESSIONS), str(REQUESTS), method, body], stdout=subprocess.PIPE,
+                          stderr=subprocess.STDOUT, text=True)
+    print("".join(f"# {line}\n" for line in done.stdout.splitlines()[-5:]), end="", flush=True)
+    equal(done.returncode, 0)
+    found: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+def alone() -> None:
+    """One server under kill -9: every acknowledged request has been executed once"""
+    server = Server("alone", "server_checkpoint = 256k\nsession_checkpoint = 16k", size="8M").start()
+    kills = under_kills([server], lambda: load(server, "add", "total 1") and None)
+    print(f"# {kills} kills", flush=True)
+    assert kills >= min(KILLS, 3), "too few kills to say anything"
+    s = Session(server)
+    equal(s.call("look", "total"), (200, f"{SESSIONS * REQUESTS}\n"))
+    figures = server.figures()
+    assert figures["log"]["used"] < figures["log"]["size"], figures
+    server.stop()
+    assert ": whole" in ctl("verify", server.log)
+
+
+def domain_of(*names: str) -> list[Server]:
+    key = PLACE / "domain.key"
+    key.write_text("0123456789abcdef0123456789abcdef\n")
+    servers = [Server(name, "server_checkpoint = 256k\nsession_checkpoint = 16k", size="8M") for name in names]
+    ports = [Server(f"port-of-{name}").port for name in names]
+    members = "".join(f"[member {name}]\nnumber = {i}\nurl = http://127.0.0.1:{port}\n" for i, (name, port) in enumerate(zip(names, ports)))
+    for server, port in zip(servers, ports):
+        with server.config.open("a") as f:
+            f.write(f"[domain]\nlisten = 127.0.0.1:{port}\nkey = {key}\n{members}")
+    return servers
+
+
+def together() -> None:
+    """Two servers of a domain, both killed: what one asks the other for is executed once, too"""
+    servers = domain_of("front", "back")
+    for server in servers:
+        server.start()
+    kills = under_kills(servers, lambda: load_forward(servers[0]))
+    print(f"# {kills} kills; {[s.figures()['counts'] for s in servers]}", flush=True)
+    s = Session(servers[1])
+    equal(s.call("look", "through"), (200, f"{FORWARDED}\n"))
+    known = json.loads(ctl("domain", servers[0].control, "--json"))
+    equal([one["name"] for one in known], ["back"])
+    for server in servers:
+        server.stop()
+
+
+FORWARDED = max(20, SESSIONS * REQUESTS // 20)
+
+
+def load_forward(server: Server) -> None:
+    """Clients whose requests go through one server to another; each sees its own count there grow by one."""
+    each = FORWARDED // 10
+    wrong: list[str] = []
+
+    def client(count: int) -> None:
+        try:
+            s = Session(server)
+        except (OSError, AssertionError, KeyError):
+            time.sleep(0.1)
+            return client(count)
+        for i in range(count):
+            status, text = s.call("forward", "back add through 1", patience=120)
+            if status != 200 or text.split()[1] != str(i + 1):
+                wrong.append(f"request {i + 1}: {status} {text}")
+        return None
+
+    threads = [threading.Thread(target=client, args=(each + (FORWARDED % 10 if i == 0 else 0),)) for i in range(10)]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    assert not wrong, wrong[:5]
+
+
+main(alone, together)

@@ -1,0 +1,132 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
+"""Servers of libreplay for the tests: their files, their processes, their clients."""
+
+import http.client
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "harness"))
+from points import BUILD, equal, main, run  # noqa: E402,F401
+
+PROGRAMS = BUILD / "userspace/vm-tests/cases/replay"
+CTL = BUILD / "userspace/userspace/replay/replayctl"
+SERVICE = PROGRAMS / "replay-service"
+LOAD = PROGRAMS / "replay-load"
+
+scratch = tempfile.TemporaryDirectory(prefix="replay-", dir=BUILD)
+PLACE = Path(scratch.name)
+
+
+def free_port() -> int:
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return int(s.getsockname()[1])
+
+
+def ctl(*argv: object, ok: int | None = 0) -> str:
+    return run(CTL, *argv, ok=ok)
+
+
+class Server:
+    """One server: its file, its log, and its process, started again and again."""
+
+    def __init__(self, name: str, options: str = "", more: str = "", size: str = "16M") -> None:
+        self.name, self.port = name, free_port()
+        self.log, self.config, self.control = PLACE / f"{name}.log", PLACE / f"{name}.conf", PLACE / f"{name}.sock"
+        self.config.write_text(f"[server]\nname = {name}\nlog = {self.log}\nlisten = 127.0.0.1:{self.port}\n"
+                               f"control = {self.control}\n{options}\n{more}")
+        self.process: subprocess.Popen[str] | None = None
+        ctl("format", self.log, "--size", size)
+
+    def start(self, env: dict[str, str] | None = None) -> "Server":
+        self.process = subprocess.Popen([SERVICE, self.config], env=os.environ | (env or {}), stdin=subprocess.DEVNULL,
+                                        stderr=subprocess.PIPE, text=True)
+        end = time.monotonic() + 60
+        while True:
+            assert self.process.poll() is None, self.errors()
+            assert time.monotonic() < end, f"{self.name} does not come up"
+            try:
+                status, _, _ = self.ask("POST", "/none", {"Idempotency-Key": "up?"})
+                if status == 400:
+                    return self
+            except OSError:
+                pass
+            time.sleep(0.02)
+
+    def errors(self) -> str:
+        assert self.process and self.process.stderr
+        return self.process.stderr.read()
+
+    def kill(self) -> None:
+        assert self.process
+        self.process.kill()
+        self.process.wait()
+        self.errors()
+
+    def stop(self) -> str:
+        assert self.process
+        self.process.send_signal(signal.SIGTERM)
+        status = self.process.wait(30)
+        text = self.errors()
+        equal(status, 0)
+        return text
+
+    def again(self, env: dict[str, str] | None = None) -> None:
+        self.kill()
+        self.start(env)
+
+    def fails(self) -> str:
+        """It does not start: what it says."""
+        done = subprocess.run([SERVICE, self.config], stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, timeout=60)
+        equal(done.returncode, 1)
+        return done.stderr
+
+    def ask(self, method: str, path: str, headers: dict[str, str] | None = None,
+            body: bytes | str = b"") -> tuple[int, dict[str, str], str]:
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=30)
+        try:
+            connection.request(method, path, body, headers or {})
+            answer = connection.getresponse()
+            return answer.status, dict(answer.getheaders()), answer.read().decode("latin-1")
+        finally:
+            connection.close()
+
+    def figures(self) -> dict[str, object]:
+        found: dict[str, object] = json.loads(ctl("status", self.control, "--json"))
+        return found
+
+
+class Session:
+    """A client that never gives up."""
+
+    def __init__(self, server: Server) -> None:
+        self.server, self.next = server, 1
+        status, headers, _ = server.ask("POST", "/replay/sessions")
+        equal(status, 201)
+        self.name = headers["Replay-Session"]
+
+    def once(self, method: str, body: bytes | str = b"", sequence: int | None = None) -> tuple[int, dict[str, str], str]:
+        return self.server.ask("POST", f"/{method}", {"Replay-Session": self.name, "Replay-Sequence": str(sequence or self.next)}, body)
+
+    def call(self, method: str, body: bytes | str = b"", patience: float = 60) -> tuple[int, str]:
+        end = time.monotonic() + patience
+        while True:
+            try:
+                status, headers, text = self.once(method, body)
+                if headers.get("Replay-Answer") != "retry":
+                    break
+            except OSError:
+                pass
+            assert time.monotonic() < end, f"{method} is not answered"
+            time.sleep(0.05)
+        if headers["Replay-Answer"] == "ok":
+            equal(int(headers["Replay-Sequence"]), self.next)
+            self.next += 1
+        return status, text
