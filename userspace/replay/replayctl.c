@@ -219,22 +219,6 @@ static void take(void *arg, uint64_t lsn, uint8_t type, struct cursor payload)
 	json_decref(line);
 }
 
-static const char *log_problem(int err)
-{
-	switch (-err) {
-	case EMEDIUMTYPE:
-		return "it is no log";
-	case EPROTONOSUPPORT:
-		return "its format is that of another version";
-	case EILSEQ:
-		return "it is damaged: a good block lies behind a bad one, or a block is not what its checksum says";
-	case ENOSPC:
-		return "the file or device is smaller than the log in it";
-	default:
-		return strerror(-err);
-	}
-}
-
 static int read_log(const char *path)
 {
 	char error[ERROR_MAX];

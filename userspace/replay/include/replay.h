@@ -45,7 +45,7 @@ int replay_method(struct replay_server *server, const char *name, unsigned int v
 /*
  * Recovers what the log says, and serves. @path: its file of options. errno: EINVAL (the file), EBUSY (another server has this log, or
  * this one has been started), EMEDIUMTYPE (no log: replayctl format), EPROTONOSUPPORT (a log of another version), EILSEQ (a
- * damaged log), ENOSPC (a device smaller than its log), EADDRINUSE, EIO and those of open(2). replay_error() says more.
+ * damaged log), ENOSPC (a device smaller than its log), EFBIG (a log too small for request_log), EADDRINUSE, EIO and those of open(2). replay_error() says more.
  */
 int replay_start(struct replay_server *server, const char *path);
 

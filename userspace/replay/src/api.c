@@ -129,22 +129,6 @@ static void make_peers(struct replay_server *r)
 				r->peers[config->nr_peers++] = (struct peer){ .name = s->name, .member = s->member, .where = s };
 }
 
-static const char *log_problem(int err)
-{
-	switch (-err) {
-	case EMEDIUMTYPE:
-		return "it is no log: make one with `replayctl format`";
-	case EPROTONOSUPPORT:
-		return "its format is that of another version of libreplay";
-	case EILSEQ:
-		return "it is damaged: `replayctl verify` says where";
-	case ENOSPC:
-		return "the file or device is smaller than the log in it";
-	default:
-		return strerror(-err);
-	}
-}
-
 API int replay_start(struct replay_server *r, const char *path)
 {
 	int err;

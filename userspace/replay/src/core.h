@@ -17,6 +17,7 @@
 #define NAME_MAX_LEN		255
 #define VALUE_MAX		(1u << 20)	/* a body, a variable */
 #define STATE_MAX		(2u << 20)	/* all variables of a session */
+#define REQUEST_LOG		(4u << 20)	/* that one may log, if nothing is said and the log is large */
 #define INBOX_MAX		8		/* the same request, sent again and again */
 #define POSITION_BUFFER		512
 #define TOKEN_SIZE		16
@@ -70,7 +71,7 @@ struct config {
 	uint64_t variable_checkpoint;	/* writes */
 	uint64_t server_checkpoint;	/* bytes logged by the server */
 	unsigned int forced_after;	/* server checkpoints without one of the session or the variable */
-	uint64_t request_log;		/* bytes that one request may log */
+	uint64_t request_log;		/* bytes that one request may log; 0: a 64th of the log, at most REQUEST_LOG */
 	uint64_t session_ttl;		/* ns that a session may be idle, 0 for ever */
 	uint64_t log_cache;		/* bytes of the log that are kept in memory for replay */
 	uint64_t batch;			/* ns that a flush waits for others (paper, 5.5) */
@@ -201,7 +202,10 @@ struct replay_call {
 };
 
 /* server.c */
-/* The log is open. Recovers and starts the threads; waits. 0, or -EILSEQ with a damaged log. */
+/*
+ * Recovers and starts the threads; waits. 0, -EFBIG: more than an eighth of the log is wanted for a request, or an errno of
+ * log_open().
+ */
 int server_start(struct server *server, struct env *env, const struct config *config, uint64_t device_size);
 /* A request of a client, whose message is copied. @done comes from any thread, without the lock. Wants the lock not held. */
 void server_request(struct server *server, const struct message *message, void (*done)(void *arg, struct reply *reply), void *arg);

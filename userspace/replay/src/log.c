@@ -154,6 +154,24 @@ int log_open(struct log *log, struct env *env, uint64_t device_size)
 	return 0;
 }
 
+const char *log_problem(int err)
+{
+	switch (-err) {
+	case EMEDIUMTYPE:
+		return "it is no log: `replayctl format` makes one";
+	case EPROTONOSUPPORT:
+		return "its format is that of another version of libreplay";
+	case EILSEQ:
+		return "it is damaged (`replayctl verify` says where): a block is not what its checksum says, or a good one lies behind a bad one";
+	case EFBIG:
+		return "request_log is more than an eighth of it: have a larger log, or say less";
+	case ENOSPC:
+		return "the file or device is smaller than the log in it";
+	default:
+		return strerror(-err);
+	}
+}
+
 /* Blocks */
 
 static void block_seal(struct log *log, struct block *block)

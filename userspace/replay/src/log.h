@@ -70,6 +70,8 @@ int log_format(struct env *env, uint64_t device_size, uint32_t sector);
  * -EMEDIUMTYPE: no log of ours; -EPROTONOSUPPORT: of another version; -EILSEQ: damaged; -ENOSPC: the device has become smaller.
  */
 int log_open(struct log *log, struct env *env, uint64_t device_size);
+/* What such an error means, and what to do */
+const char *log_problem(int err);
 
 /*
  * All records from the tail to the end, which is then durable. -EILSEQ: damaged: a good block lies behind a bad one.

@@ -260,7 +260,7 @@ int options_read(struct options *o, const char *path, char error[ERROR_MAX])
 		.config = {
 			.threads = 16, .threads_max = 256,
 			.session_checkpoint = 1 << 20, .variable_checkpoint = 256, .server_checkpoint = 8 << 20, .forced_after = 4,
-			.request_log = 4 << 20, .log_cache = 16 << 20, .session_ttl = 86400 * 1000000000ull,
+			.log_cache = 16 << 20, .session_ttl = 86400 * 1000000000ull,
 		},
 	};
 	if (!f) {

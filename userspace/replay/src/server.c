@@ -162,6 +162,11 @@ int server_start(struct server *server, struct env *env, const struct config *co
 
 	*server = (struct server){ .env = env, .config = *config };
 	err = log_open(&server->log, env, device_size);
+	/* Half of the log for what is needed, a quarter for checkpoints; a request and what it logs take an eighth each */
+	if (!err && !config->request_log)
+		server->config.request_log = server->log.ring / 64 < REQUEST_LOG ? server->log.ring / 64 : REQUEST_LOG;
+	if (!err && server->config.request_log > server->log.ring / 8)
+		err = -EFBIG;
 	if (!err)
 		err = server_scan(server);
 	if (err)
@@ -256,8 +261,8 @@ static const char *malformed(const struct server *server, const struct message *
 {
 	if (m->kind != M_START && m->kind != M_CALL && m->kind != M_END)
 		return "this is not for clients";
-	if (m->body.len > VALUE_MAX)
-		return "the body is too large";
+	if (m->body.len > VALUE_MAX || m->body.len > server->log.ring / 8)
+		return "the body is too large for the log";
 	if (m->kind == M_CALL && (!m->method || !find_method(server, m->method, 0)))
 		return "there is no such method";
 	if (m->kind != M_START && !m->session && !(m->kind == M_CALL && m->key))

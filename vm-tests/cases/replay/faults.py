@@ -8,7 +8,7 @@ import shutil
 import struct
 import subprocess
 
-from replay import PLACE, SERVICE, Server, Session, ctl, equal, main, run
+from replay import CTL, PLACE, SERVICE, Server, Session, ctl, equal, main, run
 
 RING = 8192
 
@@ -86,17 +86,13 @@ def logs() -> None:
     os.truncate(s.log, len(whole) - 4096)
     assert "smaller than the log" in s.fails()
     s.log.write_bytes(whole)
+    assert "eighth" in refusal(changed(s, request_log="4M"))
     for wrong in "--size", "--size x", "--size 5 k", "bad", "--bad":
-        run("sh", "-c", f"{ctl_path()} format {PLACE}/w.log {wrong}", ok=2 if wrong != "bad" else 2)
+        run("sh", "-c", f"{CTL} format {PLACE}/w.log {wrong}", ok=2)
     assert "at least" in ctl("format", PLACE / "w.log", "--size", "64k", ok=1)
     assert not (PLACE / "w.log").exists()
     ctl("format", s.log, "--force")
     assert ", 0 in use" in ctl("verify", s.log)
-
-
-def ctl_path() -> str:
-    from replay import CTL
-    return str(CTL)
 
 
 def last_block(server: Server) -> tuple[int, bytes]:
@@ -125,7 +121,7 @@ def torn() -> None:
     s.kill()
     s.log.write_bytes(data)
     with s.log.open("r+b") as f:
-        f.seek(RING + 512 + 60)
+        f.seek(data.index(b"RPBL") + 60)
         f.write(b"\xff" * 20)
     assert "damaged" in s.fails()
     assert "damaged" in ctl("verify", s.log, ok=1)
@@ -198,7 +194,7 @@ def limits() -> None:
     """A disk that is full when a log is made, and a directory that may not be written"""
     shutil.rmtree(PLACE / "ro", ignore_errors=True)
     assert "No such file" in ctl("format", PLACE / "ro/x.log", "--size", "2M", ok=1)
-    script = f'mount -t tmpfs -o size=4m tmp "$1" && {ctl_path()} format "$1/x.log" --size 64M; status=$?; ls "$1"; exit $status'
+    script = f'mount -t tmpfs -o size=4m tmp "$1" && {CTL} format "$1/x.log" --size 64M; status=$?; ls "$1"; exit $status'
     (PLACE / "small").mkdir(exist_ok=True)
     done = subprocess.run(["unshare", "--mount", "sh", "-c", script, "sh", PLACE / "small"], stdout=subprocess.PIPE,
                           stderr=subprocess.STDOUT, text=True)
