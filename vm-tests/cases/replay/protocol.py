@@ -119,7 +119,8 @@ def sizes() -> None:
             got = c.recv(1000)
         except OSError:
             got = b""
-        assert b" 200 " not in got, got
+        # Cut off, before it has filled the memory
+        equal(got, b"")
     equal(s.call("add", "f 1"), (200, "1 1\n"))
 
 
