@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: GPL-2.0-or-later
-"""The core in the simulator: simulate.py SEEDS [FIRST]. A seed that fails is repeated by replay-simulate -v -s SEED."""
+"""The core in the simulator: simulate.py SEEDS [FIRST, or others each time]. replay-simulate -v -s SEED repeats one that fails."""
 
 import subprocess
 import sys
