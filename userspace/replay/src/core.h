@@ -180,12 +180,13 @@ struct server {
 	struct variable *variables;
 	struct session *queue;
 	struct session *committing;
-	unsigned int threads, resting, blocked;
+	unsigned int threads, blocked;
 	unsigned int recovering;	/* sessions that have not been replayed */
 	uint64_t worked;		/* bytes that sessions have logged since the last server checkpoint */
 	uint64_t reserved;		/* bytes that methods which run may still log */
 	int keeper;			/* to be woken */
 	bool checkpoint_asked;		/* by the operator */
+	uint64_t expired;		/* the clock when idle sessions were last looked for */
 	bool open;			/* recovered so far that requests are taken */
 	bool stopping;
 	unsigned int running;		/* threads of ours */

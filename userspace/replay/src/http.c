@@ -363,15 +363,6 @@ static void request_end(void *arg, struct MHD_Connection *connection, void **sta
 
 /* Sockets */
 
-static __attribute__((format(printf, 2, 3))) void problem(char error[ERROR_MAX], const char *format, ...)
-{
-	va_list args;
-
-	va_start(args, format);
-	vsnprintf(error, ERROR_MAX, format, args);
-	va_end(args);
-}
-
 /* "host:port", "[address]:port", ":port" */
 static int listen_tcp(const char *where, char error[ERROR_MAX])
 {
@@ -382,8 +373,7 @@ static int listen_tcp(const char *where, char error[ERROR_MAX])
 	uint64_t port;
 
 	if (!colon || (size_t)(colon - where) >= sizeof(host) || !number_parse(colon + 1, UINT16_MAX, &port)) {
-		problem(error, "%s: it is to be address:port, the port from 0 to 65535", where);
-		return -1;
+		return set_error(error, -1, "%s: it is to be address:port, the port from 0 to 65535", where);
 	}
 	snprintf(host, sizeof(host), "%.*s", (int)(colon - where), where);
 	if (*host == '[' && host[strlen(host) - 1] == ']') {
@@ -392,8 +382,7 @@ static int listen_tcp(const char *where, char error[ERROR_MAX])
 	}
 	err = getaddrinfo(*host ? host : NULL, colon + 1, &hints, &found);
 	if (err) {
-		problem(error, "%s: %s", where, gai_strerror(err));
-		return -1;
+		return set_error(error, -1, "%s: %s", where, gai_strerror(err));
 	}
 	for (a = found; a && fd < 0; a = a->ai_next) {
 		fd = socket(a->ai_family, a->ai_socktype | SOCK_CLOEXEC, a->ai_protocol);
@@ -401,7 +390,7 @@ static int listen_tcp(const char *where, char error[ERROR_MAX])
 			continue;
 		setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &one, sizeof(one));
 		if (bind(fd, a->ai_addr, a->ai_addrlen) || listen(fd, SOMAXCONN)) {
-			problem(error, "%s: %s", where, strerror(errno));
+			set_error(error, -1, "%s: %s", where, strerror(errno));
 			close(fd);
 			fd = -1;
 		}
@@ -419,8 +408,7 @@ static int listen_unix(const char *path, char error[ERROR_MAX])
 	int fd;
 
 	if (strlen(path) >= sizeof(a.sun_path)) {
-		problem(error, "%s: a socket's path has at most %zu bytes", path, sizeof(a.sun_path) - 1);
-		return -1;
+		return set_error(error, -1, "%s: a socket's path has at most %zu bytes", path, sizeof(a.sun_path) - 1);
 	}
 	strcpy(a.sun_path, path);
 	if (!stat(path, &st) && S_ISSOCK(st.st_mode))
@@ -428,7 +416,7 @@ static int listen_unix(const char *path, char error[ERROR_MAX])
 	fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
 	mask = umask(0117);
 	if (fd < 0 || bind(fd, (struct sockaddr *)&a, sizeof(a)) || listen(fd, SOMAXCONN)) {
-		problem(error, "%s: %s", path, strerror(errno));
+		set_error(error, -1, "%s: %s", path, strerror(errno));
 		if (fd >= 0)
 			close(fd);
 		fd = -1;
@@ -490,7 +478,7 @@ static bool start(struct http *http, const struct options *o, enum listener list
 		MHD_OPTION_CONNECTION_MEMORY_LIMIT, (size_t)(listener == DOMAIN ? DOMAIN_MEMORY : CLIENT_MEMORY),
 		threads ? MHD_OPTION_END : MHD_OPTION_THREAD_POOL_SIZE, POLLERS, MHD_OPTION_END);
 	if (!http->daemons[listener]) {
-		problem(error, "%s: no HTTP server can be started: %s", where, strerror(errno));
+		set_error(error, -1, "%s: no HTTP server can be started: %s", where, strerror(errno));
 		close(fd);
 	}
 	return http->daemons[listener];

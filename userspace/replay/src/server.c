@@ -107,8 +107,12 @@ static void expire(struct server *server)
 	uint64_t now = server->env->clock(server->env);
 	struct session *s, *next;
 
+	/* There may be many sessions */
+	if (!server->config.session_ttl || now - server->expired < SECOND)
+		return;
+	server->expired = now;
 	HASH_ITER(hh, server->sessions, s, next) {
-		if (!server->config.session_ttl || now - s->used < server->config.session_ttl || s->inbox)
+		if (now - s->used < server->config.session_ttl || s->inbox)
 			continue;
 		s->due_end = true;
 		session_queue(server, s);

@@ -137,6 +137,17 @@ static bool same_name(struct replay_call *call, struct cursor *c, const char *ve
 	return same;
 }
 
+/* The value that a replay makes is the one that was made */
+static void compare(struct replay_call *call, const char *verb, const char *name, bool present, const struct bytes *value, bool was,
+		    const struct bytes *logged)
+{
+	char now[400], then[400];
+
+	if (was != present || (present && !bytes_equal(logged, value)))
+		call_diverged(call, show(now, sizeof(now), verb, name, present, value->data, value->len),
+			      show(then, sizeof(then), verb, name, was, logged->data, logged->len));
+}
+
 static int check(const char *name, size_t len)
 {
 	if (!*name || strlen(name) > NAME_MAX_LEN)
@@ -208,7 +219,6 @@ int call_write(struct replay_call *call, const char *name, bool present, const v
 	struct server *server = call->server;
 	struct session *s = call->session;
 	struct bytes payload = { 0 }, logged = { 0 };
-	char now[400], then[400];
 	struct state unknown;
 	struct variable *v;
 	struct cursor c;
@@ -221,9 +231,7 @@ int call_write(struct replay_call *call, const char *name, bool present, const v
 	if (call_replay(call, R_WRITE, &payload, &c)) {
 		if (same_name(call, &c, "writes", name)) {
 			get_value(&c, &was, &logged);
-			if (was != present || (present && !bytes_equal(&logged, &value)))
-				call_diverged(call, show(now, sizeof(now), "writes", name, present, data, len),
-					      show(then, sizeof(then), "writes", name, was, logged.data, logged.len));
+			compare(call, "writes", name, present, &value, was, &logged);
 		}
 		goto out;
 	}
@@ -256,7 +264,6 @@ int call_update(struct replay_call *call, const char *name, update_fn update, vo
 	struct session *s = call->session;
 	struct bytes payload = { 0 }, value = { 0 }, logged = { 0 };
 	struct vector depends = { 0 };
-	char now[400], then[400];
 	bool present, was;
 	struct variable *v;
 	struct state unknown;
@@ -273,9 +280,7 @@ int call_update(struct replay_call *call, const char *name, update_fn update, vo
 			get_vector(&c, &depends);
 			if (call_depends(call, &depends)) {
 				update(arg, &present, &value);
-				if (was != present || (present && !bytes_equal(&logged, &value)))
-					call_diverged(call, show(now, sizeof(now), "makes", name, present, value.data, value.len),
-						      show(then, sizeof(then), "makes", name, was, logged.data, logged.len));
+				compare(call, "makes", name, present, &value, was, &logged);
 				goto out;
 			}
 		}

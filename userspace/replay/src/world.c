@@ -258,7 +258,7 @@ void world_init(struct world *w)
 
 /* The file or device */
 
-static __attribute__((format(printf, 3, 4))) int problem(char error[ERROR_MAX], int err, const char *format, ...)
+int set_error(char error[ERROR_MAX], int err, const char *format, ...)
 {
 	va_list args;
 
@@ -297,10 +297,10 @@ int world_open(struct world *w, const char *path, bool read_only, char error[ERR
 	struct stat st;
 
 	if (stat(path, &st))
-		return problem(error, -errno, "%s: %s%s", path, strerror(errno),
+		return set_error(error, -errno, "%s: %s%s", path, strerror(errno),
 			       errno == ENOENT ? ": make it with `replayctl format`" : "");
 	if (!S_ISREG(st.st_mode) && !S_ISBLK(st.st_mode))
-		return problem(error, -EMEDIUMTYPE, "%s is neither a file nor a block device", path);
+		return set_error(error, -EMEDIUMTYPE, "%s is neither a file nor a block device", path);
 	/* A device that is mounted, or of a volume, is refused */
 	if (S_ISBLK(st.st_mode) && !read_only)
 		flags |= O_EXCL;
@@ -311,18 +311,18 @@ int world_open(struct world *w, const char *path, bool read_only, char error[ERR
 		w->fd = open(path, flags);
 	}
 	if (w->fd < 0)
-		return problem(error, -errno, "%s: %s%s", path, strerror(errno), errno == EBUSY ? ": somebody else uses it" : "");
+		return set_error(error, -errno, "%s: %s%s", path, strerror(errno), errno == EBUSY ? ": somebody else uses it" : "");
 	if (flock(w->fd, (read_only ? LOCK_SH : LOCK_EX) | LOCK_NB)) {
 		err = -errno;
 		world_close(w);
-		return problem(error, err == -EWOULDBLOCK ? -EBUSY : err, "%s: %s", path,
+		return set_error(error, err == -EWOULDBLOCK ? -EBUSY : err, "%s: %s", path,
 			       err == -EWOULDBLOCK ? "a server has this log open" : strerror(-err));
 	}
 	w->sector = sector_of(w->fd, &st);
 	err = size_of(w->fd, &st, &w->size);
 	if (err) {
 		world_close(w);
-		return problem(error, err, "%s: its size cannot be told: %s", path, strerror(-err));
+		return set_error(error, err, "%s: its size cannot be told: %s", path, strerror(-err));
 	}
 	return 0;
 }
@@ -383,15 +383,15 @@ int world_format(const char *path, uint64_t size, bool force, void (*progress)(u
 	world_init(&w);
 	if (new) {
 		if (size < RING_PLACE + RING_MIN)
-			return problem(error, -EINVAL, "a log has at least %u bytes", RING_PLACE + RING_MIN);
+			return set_error(error, -EINVAL, "a log has at least %u bytes", RING_PLACE + RING_MIN);
 		fd = open(path, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
 		if (fd < 0)
-			return problem(error, -errno, "%s: %s", path, strerror(errno));
+			return set_error(error, -errno, "%s: %s", path, strerror(errno));
 		err = -posix_fallocate(fd, 0, size / SECTOR_MAX * SECTOR_MAX);
 		close(fd);
 		if (err) {
 			unlink(path);
-			return problem(error, err, "%s: %s", path, strerror(-err));
+			return set_error(error, err, "%s: %s", path, strerror(-err));
 		}
 	}
 	err = world_open(&w, path, false, error);
@@ -399,15 +399,15 @@ int world_format(const char *path, uint64_t size, bool force, void (*progress)(u
 		return err;
 	fstat(w.fd, &st);
 	if (!new && size && S_ISREG(st.st_mode) && size / SECTOR_MAX * SECTOR_MAX != w.size)
-		err = problem(error, -EEXIST, "%s is there, and has another size: remove it first", path);
+		err = set_error(error, -EEXIST, "%s is there, and has another size: remove it first", path);
 	if (!new && !err && !force) {
 		err = look(&w);
 		if (err == -EALREADY)
-			problem(error, err, "%s holds a log: --force makes a new one, and forgets all that is in it", path);
+			set_error(error, err, "%s holds a log: --force makes a new one, and forgets all that is in it", path);
 		else if (err == -EEXIST)
-			problem(error, err, "%s holds something that is no log: --force overwrites it", path);
+			set_error(error, err, "%s holds something that is no log: --force overwrites it", path);
 		else if (err)
-			problem(error, err, "%s: %s", path, strerror(-err));
+			set_error(error, err, "%s: %s", path, strerror(-err));
 	}
 	/* An old file's contents must not be taken for a log's end: all of it */
 	if (!err) {
@@ -415,7 +415,7 @@ int world_format(const char *path, uint64_t size, bool force, void (*progress)(u
 		if (!err)
 			err = log_format(&w.env, w.size, w.sector);
 		if (err)
-			problem(error, err, "%s: %s", path, err == -ENOSPC ? "too small for a log, or the disk is full" : strerror(-err));
+			set_error(error, err, "%s: %s", path, err == -ENOSPC ? "too small for a log, or the disk is full" : strerror(-err));
 		if (err && new)
 			unlink(path);
 	}

@@ -22,6 +22,10 @@ struct world {
 	void *failed_arg;
 };
 
+/* What a person is told; @err is the result */
+__attribute__((format(printf, 3, 4)))
+int set_error(char error[ERROR_MAX], int err, const char *format, ...);
+
 void world_init(struct world *w);
 /*
  * The log file or device, for this process alone. 0, or a negative errno, and @error says what to do. Wants nothing of ours.
