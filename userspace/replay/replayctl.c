@@ -24,7 +24,8 @@ static const char usage[] =
 	"replayctl sessions SOCKET [--json]            its sessions\n"
 	"replayctl domain SOCKET [--json]              the other members of its domain\n"
 	"replayctl metrics SOCKET                      its figures, as Prometheus reads them\n"
-	"replayctl checkpoint SOCKET                   make a checkpoint now\n";
+	"replayctl checkpoint SOCKET                   make a checkpoint now\n"
+	"replayctl end SOCKET SESSION                  give up a session that is stuck: its client is told that it is gone\n";
 
 static bool json, force;
 static uint64_t size;
@@ -377,6 +378,20 @@ static int make_checkpoint(const char *socket)
 	return err;
 }
 
+static int end(const char *socket, const char *session)
+{
+	struct bytes answer = { 0 };
+	char path[64];
+	int err;
+
+	if (strlen(session) != 16 || strspn(session, "0123456789abcdef") != 16)
+		return problem("%s: a session is 16 hexadecimal digits, as `replayctl sessions` shows it", session);
+	snprintf(path, sizeof(path), "end/%s", session);
+	err = ask(socket, path, true, &answer);
+	bytes_free(&answer);
+	return err;
+}
+
 struct command {
 	const char *name;
 	int (*run)(const char *arg);
@@ -422,6 +437,8 @@ int main(int argc, char **argv)
 		for (i = 0; i < sizeof(commands) / sizeof(commands[0]); i++)
 			if (!strcmp(argv[optind], commands[i].name))
 				return commands[i].run(argv[optind + 1]);
+	if (argc - optind == 3 && !strcmp(argv[optind], "end"))
+		return end(argv[optind + 1], argv[optind + 2]);
 	fputs(usage, stderr);
 	return USAGE;
 }

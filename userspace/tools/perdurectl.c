@@ -23,6 +23,7 @@
 #include <perdure.h>
 
 #include "run.h"
+#include "verdicts.h"
 
 #define LOG	"/proc/restart_log"
 #define RECORD	(3 * PATH_MAX)		/* longer than any line of the log */
@@ -373,6 +374,17 @@ static const char *signal_name(const char *number)
 	return buf;
 }
 
+/* Of libreplay: what became of sessions */
+static void print_replay(const struct pair *p, int n)
+{
+	printf("%s  replay: %s", value_of(p, n, "cause"), value_of(p, n, "outcome"));
+	if (atoll(value_of(p, n, "sessions")))
+		printf(", %s sessions", value_of(p, n, "sessions"));
+	if (atoll(value_of(p, n, "requests")))
+		printf(", %s requests", value_of(p, n, "requests"));
+	printf(", %lld us after the start of epoch %s\n", atoll(value_of(p, n, "took_ns")) / 1000, value_of(p, n, "generation"));
+}
+
 /* One record, for people: when, who, why, and what came of it. */
 static void print_record(const struct pair *p, int n)
 {
@@ -382,6 +394,10 @@ static void print_record(const struct pair *p, int n)
 
 	print_time(value_of(p, n, "time_ns"));
 	printf("  %s[%s]  ", value_of(p, n, "comm"), value_of(p, n, "pid"));
+	if (!strcmp(value_of(p, n, "rung"), "replay")) {
+		print_replay(p, n);
+		return;
+	}
 	if (!strcmp(cause, "exit"))
 		printf("exit %s", value_of(p, n, "code"));
 	else if (!strcmp(cause, "hang"))
@@ -436,7 +452,7 @@ static void records(int fd, void (*see)(char *line))
 		err(FAILED, LOG);
 }
 
-static long last, seen;		/* of `log -n`: show that many; how many there are */
+static long last;		/* of `log -n`: show that many */
 static long only;		/* process */
 
 static bool wanted(const char *line)
@@ -464,18 +480,26 @@ static void print_line(char *line)
 	} else {
 		print_record(pairs, n);
 	}
-	seen++;
 }
 
-static void count(char *line)
+/* Records of all rungs, to be sorted */
+static char **lines;
+static size_t nr_lines;
+
+static void keep(char *line)
 {
-	seen += wanted(line);
+	if (!wanted(line))
+		return;
+	lines = realloc(lines, (nr_lines + 1) * sizeof(*lines));
+	if (!lines || !(lines[nr_lines++] = strdup(line)))
+		err(FAILED, "log");
 }
 
-static void print_last(char *line)
+static int compare_times(const void *a, const void *b)
 {
-	if (wanted(line) && last-- <= 0)
-		print_line(line);
+	uint64_t x = verdict_time(*(char *const *)a), y = verdict_time(*(char *const *)b);
+
+	return x < y ? -1 : x > y;
 }
 
 static void log_arguments(int argc, char **argv)
@@ -493,42 +517,59 @@ static void log_arguments(int argc, char **argv)
 
 static int show_log(int argc, char **argv)
 {
-	long tail = last;
 	int fd;
 
 	log_arguments(argc, argv);
-	fd = open_log();
-	if (tail) {
-		records(fd, count);
-		/* How many to leave out; what comes meanwhile is more */
-		last = seen > tail ? seen - tail : 0;
-		seen = 0;
-		if (lseek(fd, 0, SEEK_SET))
-			err(FAILED, LOG);
-		records(fd, print_last);
-	} else {
-		records(fd, print_line);
+	verdicts_read(0, keep);
+	/* A stock kernel has nothing to tell; programs may have */
+	fd = nr_lines && access(LOG, F_OK) ? -1 : open_log();
+	if (fd >= 0) {
+		records(fd, keep);
+		close(fd);
 	}
-	if (!seen && !json)
+	if (nr_lines)
+		qsort(lines, nr_lines, sizeof(*lines), compare_times);
+	for (size_t i = last && nr_lines > (size_t)last ? nr_lines - last : 0; i < nr_lines; i++)
+		print_line(lines[i]);
+	if (!nr_lines && !json)
 		fprintf(stderr, "perdurectl: no fault of a registered process%s since boot%s\n", only ? " of that number" : "",
 			geteuid() ? ", of those that you may see" : "");
-	close(fd);
 	return 0;
+}
+
+static uint64_t watched;	/* the time of the last record of a program */
+
+static void print_new(char *line)
+{
+	uint64_t time = verdict_time(line);
+
+	/* Of two files the first one may have the later ones */
+	if (time > watched)
+		watched = time;
+	print_line(line);
 }
 
 static int watch(int argc, char **argv)
 {
-	struct pollfd p = { .events = POLLIN };
+	struct pollfd p[2] = { { .events = POLLIN }, { .events = POLLIN } };
+	char event[4096];
+	struct timespec now;
 
 	log_arguments(argc, argv);
-	p.fd = open_log();
+	p[1].fd = verdicts_watch();
+	p[0].fd = p[1].fd >= 0 && access(LOG, F_OK) ? -1 : open_log();
+	clock_gettime(CLOCK_REALTIME, &now);
+	watched = now.tv_sec * 1000000000ull + now.tv_nsec;
 	setvbuf(stdout, NULL, _IOLBF, 0);
-	if (lseek(p.fd, 0, SEEK_END) < 0)
+	if (p[0].fd >= 0 && lseek(p[0].fd, 0, SEEK_END) < 0)
 		err(FAILED, LOG);
 	for (;;) {
-		if (poll(&p, 1, -1) < 0 && errno != EINTR)
+		if (poll(p, 2, -1) < 0 && errno != EINTR)
 			err(FAILED, LOG);
-		records(p.fd, print_line);
+		if (p[0].fd >= 0)
+			records(p[0].fd, print_line);
+		if (p[1].fd >= 0 && read(p[1].fd, event, sizeof(event)) > 0)
+			verdicts_read(watched, print_new);
 		if (ferror(stdout))
 			return FAILED;
 	}

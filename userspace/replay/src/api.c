@@ -126,7 +126,8 @@ static void make_peers(struct replay_server *r)
 	for (inside = 1; inside >= 0; inside--)
 		for (s = r->options.services; s; s = s->next)
 			if ((s->member != OUTSIDE) == inside && strcmp(s->name, r->options.name))
-				r->peers[config->nr_peers++] = (struct peer){ .name = s->name, .member = s->member, .where = s };
+				r->peers[config->nr_peers++] = (struct peer){ .name = s->name, .member = s->member, .where = s,
+									      .timeout = s->timeout };
 }
 
 API int replay_start(struct replay_server *r, const char *path)
@@ -141,6 +142,8 @@ API int replay_start(struct replay_server *r, const char *path)
 	err = world_open(&r->world, r->options.log, false, r->error);
 	if (err)
 		goto options;
+	r->world.name = r->options.name;
+	r->world.verdicts = r->options.verdicts;
 	make_peers(r);
 	r->options.config.methods = r->methods;
 	r->options.config.nr_methods = r->nr_methods;

@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: LGPL-2.1-or-later
+#include <errno.h>
 #include <inttypes.h>
 #include <jansson.h>
 #include <stdio.h>
@@ -6,6 +7,8 @@
 #include <string.h>
 
 #include "control.h"
+
+#define READY	"1 when the log has been read and requests are taken"
 
 static void give(struct page *page, json_t *json)
 {
@@ -116,6 +119,7 @@ static void metrics(const struct server *server, struct page *page)
 {
 	const struct log *log = &server->log;
 	const struct metric all[] = {
+		{ "ready", "gauge", READY, 1 },
 		{ "requests_total", "counter", "Requests executed", server->requests },
 		{ "replayed_total", "counter", "Requests executed again, in a recovery", server->replayed },
 		{ "checkpoints_total", "counter", "Checkpoints of sessions and shared variables", server->checkpoints },
@@ -155,12 +159,63 @@ static void ask_checkpoint(struct server *server)
 		server->env->wait(server->env, &server->checkpoint_asked, server->env->clock(server->env) + 1000000000);
 }
 
-void control_page(void *arg, const char *method, const char *path, struct page *page)
+/* One that cannot be replayed is given up: "/end/" and the key, as /sessions shows it */
+static void end_stuck(struct server *server, const char *text, struct page *page)
+{
+	struct session *s;
+	uint64_t key;
+	char *end;
+
+	errno = 0;
+	key = strtoull(text, &end, 16);
+	if (errno || *end || strlen(text) != 16) {
+		refuse(page, 400, "a session is 16 hexadecimal digits, as `replayctl sessions` shows it\n");
+		return;
+	}
+	HASH_FIND(hh, server->sessions, &key, sizeof(key), s);
+	if (!s || s->ended) {
+		refuse(page, 404, "there is no such session\n");
+		return;
+	}
+	if (!s->stuck) {
+		refuse(page, 409, "it is not stuck: its client ends it, or session_ttl\n");
+		return;
+	}
+	s->due_drop = true;
+	session_queue(server, s);
+	while (s && !s->ended && !server->stopping) {
+		nap(server, 10000000);
+		HASH_FIND(hh, server->sessions, &key, sizeof(key), s);
+	}
+	log_flush(&server->log, log_end(&server->log) - 1);
+}
+
+/* The server is not there yet: all that may be looked at is how far the log has been read */
+static void reading_page(const struct server *server, const char *path, struct page *page)
+{
+	unsigned int percent = server->log.ring ? server->log.scanned * 100 / server->log.ring : 0;
+	char text[128];
+
+	if (!strcmp(path, "/metrics"))
+		snprintf(text, sizeof(text), "# HELP replay_ready " READY "\n# TYPE replay_ready gauge\nreplay_ready 0\n");
+	else if (!strcmp(path, "/status"))
+		snprintf(text, sizeof(text), "{\"state\": \"reading\", \"read_percent\": %u}\n", percent);
+	else
+		snprintf(text, sizeof(text), "The log is being read: %u %% of its size\n", percent);
+	page->status = strcmp(path, "/metrics") && strcmp(path, "/status") ? 503 : 200;
+	bytes_set(&page->body, text, strlen(text));
+}
+
+void control_page(void *arg, bool ready, const char *method, const char *path, struct page *page)
 {
 	struct server *server = arg;
 	bool get = !strcmp(method, "GET");
 	json_t *json = NULL;
 
+	if (!ready) {
+		reading_page(server, path, page);
+		return;
+	}
 	server->env->lock(server->env);
 	if (get && !strcmp(path, "/status"))
 		json = status(server);
@@ -172,8 +227,10 @@ void control_page(void *arg, const char *method, const char *path, struct page *
 		metrics(server, page);
 	else if (!strcmp(method, "POST") && !strcmp(path, "/checkpoint"))
 		ask_checkpoint(server);
+	else if (!strcmp(method, "POST") && !strncmp(path, "/end/", 5))
+		end_stuck(server, path + 5, page);
 	else
-		refuse(page, 404, "GET /status, /sessions, /domain, /metrics; POST /checkpoint\n");
+		refuse(page, 404, "GET /status, /sessions, /domain, /metrics; POST /checkpoint, /end/SESSION\n");
 	server->env->unlock(server->env);
 	if (json)
 		give(page, json);

@@ -6,6 +6,6 @@
 #include "http.h"
 
 /* @arg: the server */
-void control_page(void *arg, const char *method, const char *path, struct page *page);
+void control_page(void *arg, bool ready, const char *method, const char *path, struct page *page);
 
 #endif

@@ -45,6 +45,7 @@ struct peer {
 	const char *name;
 	uint16_t member;	/* OUTSIDE: of no domain, or another */
 	void *where;		/* the environment's */
+	uint64_t timeout;	/* ns that a call may take, 0 for ever */
 };
 
 struct replay_call;
@@ -73,6 +74,7 @@ struct config {
 	unsigned int forced_after;	/* server checkpoints without one of the session or the variable */
 	uint64_t request_log;		/* bytes that one request may log; 0: a 64th of the log, at most REQUEST_LOG */
 	uint64_t session_ttl;		/* ns that a session may be idle, 0 for ever */
+	uint64_t key_ttl;		/* likewise, of one that a client has named */
 	uint64_t log_cache;		/* bytes of the log that are kept in memory for replay */
 	uint64_t batch;			/* ns that a flush waits for others (paper, 5.5) */
 };
@@ -142,12 +144,14 @@ struct session {
 	bool busy;		/* a thread is at it, and nobody else may change it */
 	bool queued, again;
 	bool committing;	/* waits for the log */
-	bool due_checkpoint, due_end, ended;
+	bool due_checkpoint, due_end, due_drop, ended;
 	bool carried;		/* the keeper is at it */
 	char *stuck;		/* it cannot be replayed, and why */
 	const char *method;	/* being executed */
 	unsigned int age;	/* server checkpoints since base */
 	uint64_t used;		/* the clock at the last request */
+	struct session **idle;	/* the list that it is in: the server's */
+	struct session *idle_prev, *idle_next;
 	struct inbox *inbox;
 
 	struct session *prev, *next;	/* of the queue */
@@ -180,13 +184,16 @@ struct server {
 	struct variable *variables;
 	struct session *queue;
 	struct session *committing;
+	struct session *idle[2];	/* the one that was used last at the end: of clients' names, others */
 	unsigned int threads, blocked;
 	unsigned int recovering;	/* sessions that have not been replayed */
+	uint64_t started;		/* the clock when the log began to be read */
 	uint64_t worked;		/* bytes that sessions have logged since the last server checkpoint */
 	uint64_t reserved;		/* bytes that methods which run may still log */
 	int keeper;			/* to be woken */
 	bool checkpoint_asked;		/* by the operator */
-	uint64_t expired;		/* the clock when idle sessions were last looked for */
+	uint64_t full;			/* the clock since when the log has no room, 0: it has */
+	bool full_said;
 	bool open;			/* recovered so far that requests are taken */
 	bool stopping;
 	unsigned int running;		/* threads of ours */
@@ -213,7 +220,11 @@ void server_request(struct server *server, const struct message *message, void (
 /* A message of a member of the domain. Wants the lock not held; waits. */
 void server_message(struct server *server, const struct message *message, struct reply *reply);
 void server_stop(struct server *server);
+/* A message for the operator: of recoveries, and of sessions that are stuck */
+void report(struct server *server, const char *cause, const char *outcome, uint64_t sessions, uint64_t requests, const char *why);
 const struct method *find_method(const struct server *server, const char *name, uint32_t version);
+/* The log has no room for a request */
+void no_room(struct server *server);
 void nap(struct server *server, uint64_t ns);
 void thread_blocked(struct server *server, bool blocked);
 
@@ -240,6 +251,8 @@ void session_name(const struct session *s, char name[SESSION_NAME_LEN + 1]);
 /* What a record says of who the session is */
 void session_identity_put(struct bytes *b, const struct session *s);
 void session_identity_get(struct server *server, struct cursor *c, struct session *s);
+/* It has been used just now */
+void session_used(struct server *server, struct session *s);
 struct session *session_find(struct server *server, const char *name);
 struct session *session_find_named(struct server *server, uint16_t client, const char *name);
 uint32_t request_sum(const char *method, const struct bytes *body);
@@ -265,6 +278,8 @@ void position_add(struct session *s, uint64_t lsn);
 void positions_clear(struct session *s);
 
 /* execute.c: methods, run for the first time and again */
+/* It is given up */
+void session_lost(struct server *server, struct session *s);
 void execute(struct server *server, struct session *s, const struct message *m);
 void session_recover(struct server *server, struct session *s);
 /* 0, or -ECANCELED: the method is to return */

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: LGPL-2.1-or-later
 /* The other servers of the domain: what they have lost, and what they have to flush (paper, 3.1 and 4) */
+#include <stdio.h>
 #include <stdlib.h>
 
 #include "core.h"
@@ -92,6 +93,8 @@ bool learn(struct server *server, uint16_t member, struct cursor history)
 	struct bytes payload = { 0 };
 	struct session *s, *next;
 	struct state unknown;
+	uint64_t orphans = 0;
+	char why[128];
 	bool new;
 
 	put_u16(&payload, member);
@@ -105,9 +108,16 @@ bool learn(struct server *server, uint16_t member, struct cursor history)
 			if (s->orphan || !s->live || judge(server, &s->depends, &unknown) != ORPHAN)
 				continue;
 			s->orphan = true;
-			server->orphans++;
+			orphans++;
 			session_queue(server, s);
 		}
+	}
+	server->orphans += orphans;
+	if (orphans) {
+		const struct peer *peer = find_member(server, member);
+
+		snprintf(why, sizeof(why), "they depended on what %s has lost", peer ? peer->name : "another server");
+		report(server, "orphan", "rolled-back", orphans, 0, why);
 	}
 	bytes_free(&payload);
 	return new;

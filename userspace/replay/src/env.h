@@ -45,6 +45,7 @@ enum answer {
 	A_STUCK,	/* the session cannot be replayed: @body says why */
 	A_ORPHAN,	/* M_FLUSH: it has been lost */
 	A_REFUSED,	/* not understood: @body says why */
+	A_TIMEOUT,	/* of ourselves: it has not answered in time */
 };
 
 /* Whoever gets it frees it. */
@@ -67,6 +68,17 @@ struct exchange {
 	const struct message *message;
 	struct reply reply;
 	int error;
+	uint64_t patience;		/* ns to wait for it; 0: as long as the environment sees fit */
+};
+
+/* What operators are told of a recovery: one record, as those of the ladder's other rungs */
+struct verdict_record {
+	const char *cause;		/* start, orphan, diverged */
+	const char *outcome;		/* replayed, rolled-back, stuck */
+	uint64_t epoch;
+	uint64_t took;			/* ns */
+	uint64_t sessions, requests;	/* that it was about */
+	const char *why;		/* for people */
 };
 
 struct env {
@@ -88,6 +100,8 @@ struct env {
 	int (*write)(struct env *env, uint64_t place, const void *data, size_t len);
 	/* All at once; the lock is not held. */
 	void (*exchange)(struct env *env, struct exchange *exchanges, unsigned int n);
+	/* With the lock held: it must not wait */
+	void (*report)(struct env *env, const struct verdict_record *record);
 	/* The server cannot go on: it does not return. */
 	void (*fail)(struct env *env, const char *why) __attribute__((noreturn));
 };

@@ -173,6 +173,7 @@ static char *describe(struct leg *leg)
 static bool leg_begin(struct leg *leg, CURLM *multi)
 {
 	const struct message *m = leg->x->message;
+	long wait = m->kind == M_CALL ? METHOD_MS : ANSWER_MS;
 	char *url = describe(leg);
 
 	leg->easy = curl_easy_init();
@@ -185,7 +186,9 @@ static bool leg_begin(struct leg *leg, CURLM *multi)
 	curl_easy_setopt(leg->easy, CURLOPT_NOSIGNAL, 1l);
 	curl_easy_setopt(leg->easy, CURLOPT_PROTOCOLS_STR, "http,https");
 	curl_easy_setopt(leg->easy, CURLOPT_CONNECTTIMEOUT_MS, CONNECT_MS);
-	curl_easy_setopt(leg->easy, CURLOPT_TIMEOUT_MS, m->kind == M_CALL ? METHOD_MS : ANSWER_MS);
+	if (leg->x->patience && leg->x->patience / 1000000 < (uint64_t)wait)
+		wait = leg->x->patience / 1000000 + 1;
+	curl_easy_setopt(leg->easy, CURLOPT_TIMEOUT_MS, wait);
 	curl_easy_setopt(leg->easy, CURLOPT_HTTPHEADER, leg->headers);
 	curl_easy_setopt(leg->easy, CURLOPT_POST, 1l);
 	if (m->kind == M_END)

@@ -74,7 +74,7 @@ static void skip(struct server *server, struct session *s, size_t index)
 	server->rollbacks++;
 }
 
-static void session_lost(struct server *server, struct session *s)
+void session_lost(struct server *server, struct session *s)
 {
 	struct bytes payload = { 0 };
 
@@ -132,6 +132,20 @@ static void replay_request(struct server *server, struct session *s, struct curs
 	free(method);
 }
 
+static void recovered(struct server *server)
+{
+	unsigned int stuck = 0;
+	const struct session *s;
+	char why[128];
+
+	server->worked += log_used(&server->log);
+	for (s = server->sessions; s; s = s->hh.next)
+		stuck += s->stuck != NULL;
+	if (stuck)
+		snprintf(why, sizeof(why), "%u of them are stuck: `replayctl sessions` says why", stuck);
+	report(server, "start", "replayed", HASH_COUNT(server->sessions), server->replayed, stuck ? why : "all are where they were");
+}
+
 void session_recover(struct server *server, struct session *s)
 {
 	struct bytes payload = { 0 };
@@ -166,7 +180,7 @@ void session_recover(struct server *server, struct session *s)
 out:
 	bytes_free(&payload);
 	if (first && !--server->recovering)
-		server->worked += log_used(&server->log);
+		recovered(server);
 }
 
 int call_enter(struct replay_call *call)

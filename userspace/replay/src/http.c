@@ -41,6 +41,7 @@ struct http {
 	page_fn page;
 	void *page_arg;
 	char *control;
+	char *cors;
 	struct MHD_Daemon *daemons[NR_LISTENERS];
 	struct slot slots[NR_LISTENERS];
 };
@@ -57,6 +58,16 @@ struct request {
 
 /* Answers */
 
+/* What a page of another origin may do in a browser: call, and see the headers of the answer */
+static void add_cors(const struct request *r, struct MHD_Response *response)
+{
+	MHD_add_response_header(response, "Access-Control-Allow-Origin", r->http->cors);
+	MHD_add_response_header(response, "Access-Control-Allow-Methods", "POST, DELETE");
+	MHD_add_response_header(response, "Access-Control-Allow-Headers", "Content-Type, " H_SESSION ", " H_SEQUENCE ", " H_KEY);
+	MHD_add_response_header(response, "Access-Control-Expose-Headers", H_ANSWER ", " H_SESSION ", " H_SEQUENCE ", Retry-After");
+	MHD_add_response_header(response, "Access-Control-Max-Age", "86400");
+}
+
 static enum MHD_Result send_response(struct request *r, unsigned int status, const char *type, const void *data, size_t len,
 				     const char *const headers[][2])
 {
@@ -72,6 +83,8 @@ static enum MHD_Result send_response(struct request *r, unsigned int status, con
 	for (i = 0; headers && headers[i][0]; i++)
 		if (headers[i][1])
 			MHD_add_response_header(response, headers[i][0], headers[i][1]);
+	if (r->listener == CLIENTS && r->http->cors)
+		add_cors(r, response);
 	result = MHD_queue_response(r->connection, status, response);
 	MHD_destroy_response(response);
 	return result;
@@ -282,6 +295,9 @@ static enum MHD_Result handle_request(struct request *r, const char *method, con
 	const char *why;
 	bool now = true;
 
+	/* A browser asks first whether it may */
+	if (r->listener == CLIENTS && r->http->cors && !strcmp(method, MHD_HTTP_METHOD_OPTIONS))
+		return send_response(r, MHD_HTTP_NO_CONTENT, NULL, "", 0, NULL);
 	why = read_request(r, &m, method, path);
 	m.body = r->body;
 	if (!why) {
@@ -302,9 +318,7 @@ static enum MHD_Result handle_page(struct request *r, const char *method, const 
 
 	if (r->listener == METRICS && (strcmp(path, "/metrics") || strcmp(method, MHD_HTTP_METHOD_GET)))
 		return send_response(r, MHD_HTTP_NOT_FOUND, "text/plain", "GET /metrics\n", 13, NULL);
-	if (!serving(r->http))
-		return send_response(r, MHD_HTTP_SERVICE_UNAVAILABLE, "text/plain", "The log is being read.\n", 23, NULL);
-	r->http->page(r->http->page_arg, method, path, &page);
+	r->http->page(r->http->page_arg, serving(r->http), method, path, &page);
 	result = send_response(r, page.status, page.type, page.body.data, page.body.len, NULL);
 	bytes_free(&page.body);
 	return result;
@@ -495,6 +509,8 @@ struct http *http_listen(const struct options *o, page_fn page, void *arg, char 
 		http->domain_key = strdup((char *)o->domain_key.data);
 	if (o->control)
 		http->control = strdup(o->control);
+	if (o->cors)
+		http->cors = strdup(o->cors);
 	if (start(http, o, CONTROL, o->control, error) && start(http, o, METRICS, o->metrics, error) &&
 	    start(http, o, DOMAIN, o->domain_listen, error) && start(http, o, CLIENTS, o->listen, error))
 		return http;
@@ -519,6 +535,7 @@ void http_close(struct http *http)
 	if (http->control)
 		unlink(http->control);
 	free(http->control);
+	free(http->cors);
 	free(http->domain_key);
 	pthread_rwlock_destroy(&http->serving);
 	free(http);

@@ -21,7 +21,8 @@ struct page {
 	struct bytes body;
 };
 
-typedef void (*page_fn)(void *arg, const char *method, const char *path, struct page *page);
+/* @ready: the log has been read, and the server is there */
+typedef void (*page_fn)(void *arg, bool ready, const char *method, const char *path, struct page *page);
 
 /*
  * The listeners: open, and answering "ask again" until http_serve(). NULL: @error says why.

@@ -345,6 +345,7 @@ int log_scan(struct log *log, scan_fn scan, void *arg)
 		if (good <= 0)
 			break;
 		epoch = h.epoch;
+		log->scanned = lsn - log->tail;
 		remember_start(log, lsn);
 		good = scan_records(scan, arg, lsn, &b);
 		if (good)

@@ -63,6 +63,7 @@ struct log {
 	bool stop;
 	/* figures */
 	uint64_t flushes, sectors, records;
+	_Atomic uint64_t scanned;	/* bytes, while log_scan() reads; any thread may look */
 };
 
 int log_format(struct env *env, uint64_t device_size, uint32_t sector);

@@ -10,6 +10,7 @@
 
 #define KEY_MIN		16
 #define KEY_MAX		1024
+#define VERDICTS	".verdicts"
 
 struct parser {
 	struct options *o;
@@ -88,6 +89,7 @@ static const struct known known[] = {
 	{ "log_cache", sizes, 0, 1ull << 40, AT(config.log_cache) },
 	{ "request_log", sizes, 4096, 1ull << 32, AT(config.request_log) },
 	{ "session_ttl", times, 1000000000, 1ull << 62, AT(config.session_ttl) },
+	{ "key_ttl", times, 1000000000, 1ull << 62, AT(config.key_ttl) },
 	{ "batch", times, 0, 10000000000ull, AT(config.batch) },
 };
 
@@ -116,6 +118,11 @@ static int server_option(struct parser *p, const char *name, const char *value)
 		return set_text(p, &p->o->control, name, value);
 	if (!strcmp(name, "metrics"))
 		return set_text(p, &p->o->metrics, name, value);
+	if (!strcmp(name, "cors")) {
+		if (strcmp(value, "*") && strncmp(value, "http://", 7) && strncmp(value, "https://", 8))
+			return wrong(p, "cors = %s: it is an origin, as https://shop.example, or *", value);
+		return set_text(p, &p->o->cors, name, value);
+	}
 	for (k = known; k < known + sizeof(known) / sizeof(known[0]); k++) {
 		if (strcmp(name, k->name))
 			continue;
@@ -195,6 +202,9 @@ static int service_option(struct parser *p, struct service *s, bool member, cons
 		s->member = n;
 		return 1;
 	}
+	if (!strcmp(name, "timeout"))
+		return number(value, times, 86400000000000ull, &s->timeout) && s->timeout ? 1 :
+		       wrong(p, "timeout = %s: not a time from 1ms to 1d (ms, s, m, h, d)", value);
 	if (!member && !strcmp(name, "protocol")) {
 		s->plain = !strcmp(value, "idempotency-key");
 		return s->plain || !strcmp(value, "replay") ? 1 : wrong(p, "protocol = %s: it is replay or idempotency-key", value);
@@ -215,6 +225,18 @@ static int handle(void *arg, const char *section, const char *name, const char *
 	if (!strncmp(section, "service ", 8) && section[8])
 		return service_option(p, service_of(p, section + 8), false, name, value);
 	return wrong(p, "there is no section [%s], but [server], [domain], [member NAME] and [service NAME]", section);
+}
+
+/* /run/replay/cart.sock has /run/replay/cart.verdicts beside it */
+static char *beside(const char *control)
+{
+	const char *dot = strrchr(control, '.');
+	size_t len = dot && !strchr(dot, '/') ? (size_t)(dot - control) : strlen(control);
+	char *path = must_alloc(len + sizeof(VERDICTS));
+
+	memcpy(path, control, len);
+	strcpy(path + len, VERDICTS);
+	return path;
 }
 
 /* What only the whole file shows */
@@ -244,6 +266,8 @@ static void check(struct parser *p)
 		wrong(p, "this server, %s, is not among the members of its domain", o->name ? o->name : "?");
 	if (members && (!o->domain_listen || !o->domain_key.len))
 		wrong(p, "[domain] wants a %s", o->domain_listen ? "key" : "listen");
+	if (o->control)
+		o->verdicts = beside(o->control);
 	if (o->config.threads_max < o->config.threads)
 		o->config.threads_max = o->config.threads;
 }
@@ -260,7 +284,7 @@ int options_read(struct options *o, const char *path, char error[ERROR_MAX])
 		.config = {
 			.threads = 16, .threads_max = 256,
 			.session_checkpoint = 1 << 20, .variable_checkpoint = 256, .server_checkpoint = 8 << 20, .forced_after = 4,
-			.log_cache = 16 << 20, .session_ttl = 86400 * 1000000000ull,
+			.log_cache = 16 << 20, .session_ttl = 86400 * 1000000000ull, .key_ttl = 86400 * 1000000000ull,
 		},
 	};
 	if (!f) {
@@ -301,6 +325,8 @@ void options_free(struct options *o)
 	free(o->listen);
 	free(o->control);
 	free(o->metrics);
+	free(o->cors);
+	free(o->verdicts);
 	free(o->domain_listen);
 	bytes_free(&o->domain_key);
 	*o = (struct options){ 0 };

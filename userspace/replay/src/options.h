@@ -11,6 +11,7 @@ struct service {
 	char *url;		/* without the last "/" */
 	uint16_t member;	/* OUTSIDE: of no domain, or another */
 	bool plain;		/* not one of ours: it knows Idempotency-Key */
+	uint64_t timeout;	/* ns that a call may take, 0 for ever */
 	struct service *next;
 };
 
@@ -20,6 +21,8 @@ struct options {
 	char *listen;		/* for clients */
 	char *control;		/* a socket's path, for replayctl */
 	char *metrics;
+	char *cors;		/* whose pages may call from a browser: an origin, or "*" */
+	char *verdicts;		/* the file of verdict records, beside the control socket */
 	char *domain_listen;	/* for the other members */
 	struct bytes domain_key;
 	struct service *services;

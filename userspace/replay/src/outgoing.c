@@ -27,7 +27,7 @@ static int exchange(struct replay_call *call, const struct peer *peer, struct me
 {
 	struct server *server = call->server;
 	struct session *s = call->session;
-	uint64_t delay = RETRY_NS;
+	uint64_t delay = RETRY_NS, until = peer->timeout ? server->env->clock(server->env) + peer->timeout : UINT64_MAX, now;
 	struct exchange x;
 	int err;
 
@@ -44,7 +44,12 @@ static int exchange(struct replay_call *call, const struct peer *peer, struct me
 			vector_add(&m->depends, (struct state){ .member = server->config.self, .epoch = server->log.ended.epoch,
 								.lsn = s->lsn });
 		}
-		x = (struct exchange){ .peer = peer, .message = m };
+		now = server->env->clock(server->env);
+		if (now >= until) {
+			*reply = (struct reply){ .answer = A_TIMEOUT };
+			return 0;
+		}
+		x = (struct exchange){ .peer = peer, .message = m, .patience = peer->timeout ? until - now : 0 };
 		thread_blocked(server, true);
 		server->env->unlock(server->env);
 		server->env->exchange(server->env, &x, 1);
@@ -66,7 +71,9 @@ static int exchange(struct replay_call *call, const struct peer *peer, struct me
 		reply_free(&x.reply);
 		if (call_enter(call))
 			return -ECANCELED;
-		nap(server, delay);
+		now = server->env->clock(server->env);
+		if (now < until)
+			nap(server, delay < until - now ? delay : until - now);
 		if (delay < RETRY_MAX_NS)
 			delay *= 2;
 	}
@@ -160,6 +167,8 @@ static int to_errno(enum answer answer)
 		return -EREMOTEIO;
 	case A_REFUSED:
 		return -EPROTO;
+	case A_TIMEOUT:
+		return -ETIMEDOUT;
 	default:
 		return -EBADMSG;
 	}
@@ -208,7 +217,7 @@ int call_method(struct replay_call *call, const char *name, const char *method, 
 		bytes_set(result, reply.body.data, reply.body.len);
 		o->sequence++;
 		/* It does not go on: the next request begins another */
-		if (err == -ESTALE || err == -EREMOTEIO || err == -EBADMSG) {
+		if (err == -ESTALE || err == -EREMOTEIO || err == -EBADMSG || err == -ETIMEDOUT) {
 			LL_DELETE(s->outgoing, o);
 			free(o->session);
 			free(o);

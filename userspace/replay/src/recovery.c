@@ -154,6 +154,8 @@ static void scan_record(void *arg, uint64_t lsn, uint8_t type, struct cursor c)
 	}
 	if (s)
 		s->lsn = lsn;
+	if (s && !s->idle)
+		session_used(server, s);
 }
 
 int server_scan(struct server *server)

@@ -102,21 +102,33 @@ static void announcer(void *arg)
 	thread_end(server);
 }
 
+/* Who is stuck stays: somebody has to look */
 static void expire(struct server *server)
 {
+	const uint64_t ttl[2] = { server->config.key_ttl, server->config.session_ttl };
 	uint64_t now = server->env->clock(server->env);
-	struct session *s, *next;
+	struct session *s;
+	int i;
 
-	/* There may be many sessions */
-	if (!server->config.session_ttl || now - server->expired < SECOND)
-		return;
-	server->expired = now;
-	HASH_ITER(hh, server->sessions, s, next) {
-		if (now - s->used < server->config.session_ttl || s->inbox)
-			continue;
-		s->due_end = true;
-		session_queue(server, s);
+	for (i = 0; i < 2; i++) {
+		while ((s = server->idle[i]) && ttl[i] && now - s->used >= ttl[i]) {
+			s->due_end |= !s->inbox;
+			if (s->due_end)
+				session_queue(server, s);
+			/* So it is last now, and may be first again */
+			session_used(server, s);
+		}
 	}
+}
+
+void report(struct server *server, const char *cause, const char *outcome, uint64_t sessions, uint64_t requests, const char *why)
+{
+	const struct verdict_record record = {
+		.cause = cause, .outcome = outcome, .epoch = server->log.ended.epoch, .sessions = sessions, .requests = requests,
+		.took = server->env->clock(server->env) - server->started, .why = why,
+	};
+
+	server->env->report(server->env, &record);
 }
 
 static void keeper(void *arg)
@@ -158,13 +170,30 @@ static void flushed(void *arg)
 	}
 }
 
+void no_room(struct server *server)
+{
+	uint64_t now = server->env->clock(server->env);
+
+	server->env->wake(server->env, &server->keeper);
+	if (!server->full) {
+		server->full = now;
+		server->full_said = false;
+	}
+	/* For a moment it is as usual: checkpoints make room */
+	if (server->full_said || now - server->full < 5 * SECOND)
+		return;
+	server->full_said = true;
+	report(server, "full", "waiting", HASH_COUNT(server->sessions), 0,
+	       "the log has no room for requests: make it larger, end sessions earlier (session_ttl, key_ttl), or see replayctl sessions");
+}
+
 int server_start(struct server *server, struct env *env, const struct config *config, uint64_t device_size)
 {
 	struct session *s, *next;
 	unsigned int i;
 	int err;
 
-	*server = (struct server){ .env = env, .config = *config };
+	*server = (struct server){ .env = env, .config = *config, .started = env->clock(env) };
 	err = log_open(&server->log, env, device_size);
 	/* Half of the log for what is needed, a quarter for checkpoints; a request and what it logs take an eighth each */
 	if (!err && !config->request_log)
@@ -257,6 +286,7 @@ static struct session *session_begin(struct server *server, const struct message
 	bytes_free(&payload);
 	s->live = true;
 	s->expected = 1;
+	session_used(server, s);
 	vector_copy(&s->depends, &m->depends);
 	return s;
 }
@@ -292,7 +322,7 @@ static struct session *whose(struct server *server, const struct message *m)
 	if (s)
 		return s;
 	if (log_used(&server->log) > server->log.ring / 4 * 3) {
-		server->env->wake(server->env, &server->keeper);
+		no_room(server);
 		return NULL;
 	}
 	vector_copy(&depends, &m->depends);

@@ -45,9 +45,17 @@ struct session *session_new(struct server *server, uint64_t key)
 	struct session *s = must_alloc(sizeof(*s));
 
 	s->key = s->lsn = s->base = s->hold = key;
-	s->used = server->env->clock(server->env);
 	HASH_ADD(hh, server->sessions, key, sizeof(s->key), s);
 	return s;
+}
+
+void session_used(struct server *server, struct session *s)
+{
+	if (s->idle)
+		DL_DELETE2(*s->idle, s, idle_prev, idle_next);
+	s->idle = &server->idle[!s->name];
+	s->used = server->env->clock(server->env);
+	DL_APPEND2(*s->idle, s, idle_prev, idle_next);
 }
 
 /* What replay makes again */
@@ -80,6 +88,8 @@ void session_free(struct server *server, struct session *s)
 {
 	session_reset(s);
 	HASH_DEL(server->sessions, s);
+	if (s->idle)
+		DL_DELETE2(*s->idle, s, idle_prev, idle_next);
 	if (s->name)
 		HASH_DELETE(named, server->named, s);
 	free(s->name);
@@ -329,6 +339,7 @@ void session_stick(struct server *server, struct session *s, const char *format,
 	free(s->stuck);
 	s->stuck = strdup(why);
 	server->divergences++;
+	report(server, "diverged", "stuck", 1, 0, s->stuck);
 }
 
 /* Takes the reply's parts; gives up the lock meanwhile. */
@@ -365,7 +376,7 @@ static void refuse(struct server *server, struct session *s, struct inbox *in, e
 void session_refuse(struct server *server, struct session *s)
 {
 	while (s->inbox)
-		refuse(server, s, s->inbox, s->stuck ? A_STUCK : A_RETRY, s->stuck);
+		refuse(server, s, s->inbox, s->stuck && !s->ended ? A_STUCK : A_RETRY, s->ended ? NULL : s->stuck);
 }
 
 int session_flush(struct server *server, struct session *s)
@@ -448,7 +459,7 @@ static int serve(struct server *server, struct session *s, struct inbox *in)
 	struct message *m = in->message;
 	struct state unknown;
 
-	s->used = server->env->clock(server->env);
+	session_used(server, s);
 	if (m->kind == M_START)
 		return answer(server, s, in);
 	if (m->sequence + 1 == s->expected && s->replied && m->kind == M_CALL) {
@@ -467,9 +478,10 @@ static int serve(struct server *server, struct session *s, struct inbox *in)
 	} else if (log_used(&server->log) + server->reserved + m->body.len + server->config.request_log >
 		   server->log.ring / 4 * 3) {
 		/* The rest is for checkpoints */
-		server->env->wake(server->env, &server->keeper);
+		no_room(server);
 		refuse(server, s, in, A_RETRY, NULL);
 	} else {
+		server->full = 0;
 		execute(server, s, m);
 	}
 	return 0;
@@ -488,6 +500,8 @@ void session_run(struct server *server, struct session *s)
 	s->busy = true;
 	s->again = false;
 	while (!server->stopping) {
+		if (s->due_drop && !s->ended)
+			session_lost(server, s);
 		if (s->ended || s->stuck) {
 			struct reply gone = { .answer = A_OK };
 

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: LGPL-2.1-or-later
 #include <errno.h>
 #include <fcntl.h>
+#include <inttypes.h>
+#include <limits.h>
 #include <linux/fs.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -20,6 +22,7 @@
 
 #define SECTOR_MAX	4096
 #define THREAD_STACK	(1u << 20)
+#define VERDICTS_MAX	(64u << 10)
 
 /* One that waits. Each has a condition of its own: others that share the bucket sleep on. */
 struct sleeper {
@@ -234,13 +237,51 @@ static int world_write(struct env *env, uint64_t place, const void *data, size_t
 	return all_io(w, place, buffer, len, true);
 }
 
+/* A line of verdicts: the keys of /proc/restart_log, where they mean the same */
+static void record_add(const struct world *w, const struct verdict_record *r)
+{
+	char line[512], old[PATH_MAX];
+	struct stat st;
+	int fd, n;
+
+	n = snprintf(line, sizeof(line), "time_ns=%" PRIu64 " pid=%d comm=%.32s rung=replay cause=%s outcome=%s generation=%" PRIu64
+		     " sessions=%" PRIu64 " requests=%" PRIu64 " took_ns=%" PRIu64 "\n", ns_of(CLOCK_REALTIME), getpid(), w->name,
+		     r->cause, r->outcome, r->epoch, r->sessions, r->requests, r->took);
+	fd = open(w->verdicts, O_WRONLY | O_APPEND | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0640);
+	if (fd >= 0 && !fstat(fd, &st) && st.st_size > VERDICTS_MAX &&
+	    snprintf(old, sizeof(old), "%s.old", w->verdicts) < (int)sizeof(old) && !rename(w->verdicts, old)) {
+		close(fd);
+		fd = open(w->verdicts, O_WRONLY | O_APPEND | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0640);
+	}
+	/* A record that cannot be kept is no reason to stop */
+	if (fd < 0 || write(fd, line, n) != n)
+		fprintf(stderr, "replay: %s: %s\n", w->verdicts, strerror(errno));
+	if (fd >= 0)
+		close(fd);
+}
+
+static void world_report(struct env *env, const struct verdict_record *r)
+{
+	const struct world *w = to_world(env);
+
+	fprintf(stderr, "replay: %s: %s", w->name ? w->name : "", r->outcome);
+	if (r->sessions)
+		fprintf(stderr, ", %" PRIu64 " session%s", r->sessions, r->sessions == 1 ? "" : "s");
+	if (r->requests)
+		fprintf(stderr, ", %" PRIu64 " request%s", r->requests, r->requests == 1 ? "" : "s");
+	if (r->took)
+		fprintf(stderr, ", %.3f s after the start", r->took / 1e9);
+	fprintf(stderr, ": %s\n", r->why);
+	if (w->verdicts)
+		record_add(w, r);
+}
+
 static __attribute__((noreturn)) void world_fail(struct env *env, const char *why)
 {
-	struct world *w = to_world(env);
+	const struct verdict_record record = { .cause = "log", .outcome = "ended", .why = why };
 
-	if (w->failed)
-		w->failed(w->failed_arg, why);
-	fprintf(stderr, "replay: %s\nreplay: the server ends here, and goes on from its log when it is started again\n", why);
+	world_report(env, &record);
+	fprintf(stderr, "replay: the server ends here, and goes on from its log when it is started again\n");
 	/* Others must not see it go on: not by handlers of exit, either */
 	_exit(EXIT_FAILURE);
 }
@@ -250,7 +291,8 @@ void world_init(struct world *w)
 	*w = (struct world){
 		.env = { .lock = world_lock, .unlock = world_unlock, .wait = world_wait, .wake = world_wake,
 			 .wake_one = world_wake_one, .thread = world_thread, .clock = world_clock, .time = world_time,
-			 .random = world_random, .read = world_read, .write = world_write, .fail = world_fail },
+			 .random = world_random, .read = world_read, .write = world_write, .report = world_report,
+			 .fail = world_fail },
 		.fd = -1,
 		.lock = PTHREAD_MUTEX_INITIALIZER,
 	};

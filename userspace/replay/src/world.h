@@ -18,8 +18,8 @@ struct world {
 	uint64_t size;
 	uint32_t sector;
 	bool direct;		/* past the page cache */
-	void (*failed)(void *arg, const char *why);	/* before the process ends */
-	void *failed_arg;
+	const char *name;	/* of the server */
+	const char *verdicts;	/* the file of verdict records, or NULL */
 };
 
 /* What a person is told; @err is the result */

@@ -99,7 +99,7 @@ struct node {
 	struct write *writes;
 	struct server *server, *started;
 	struct config config;
-	struct peer peers[NODES_MAX];
+	struct peer peers[2 * NODES_MAX];
 	unsigned int crashes;
 };
 
@@ -579,6 +579,7 @@ static void sim_exchange(struct env *env, struct exchange *exchanges, unsigned i
 
 /* The service: the body is a list of things to do */
 
+static uint64_t timeouts;
 static uint64_t added[NODES_MAX][VARIABLES];	/* asked for by clients, once for each request */
 
 static void count_up(void *arg, bool *present, struct bytes *value)
@@ -660,6 +661,17 @@ static int32_t work(struct replay_call *call, const struct bytes *body, struct b
 			if (err)
 				wrong("server %u: a call of %s fails: %s", node->number, name, strerror(-err));
 			put_blob(reply, value.data, value.len);
+			break;
+		case 'q':
+			data = get_blob(&c, &len);
+			name[0] = 'q';
+			err = call_method(call, name, "work", data, len, &status, &value);
+			if (err == -ECANCELED)
+				goto out;
+			if (err && err != -ETIMEDOUT)
+				wrong("server %u: a call of %s fails: %s", node->number, name, strerror(-err));
+			timeouts += err != 0;
+			put_u8(reply, err != 0);
 			break;
 		default:
 			wrong("server %u: a body that nobody sent", node->number);
@@ -752,7 +764,7 @@ static void make_body(struct bytes *b, struct client *cl, unsigned int node, uns
 
 	while (n--) {
 		which = dice(VARIABLES);
-		switch (dice(depth < 2 ? 7 : 5)) {
+		switch (dice(depth < 2 ? 8 : 5)) {
 		case 0:
 			put_u8(b, 'a');
 			put_u8(b, which);
@@ -778,6 +790,18 @@ static void make_body(struct bytes *b, struct client *cl, unsigned int node, uns
 			memset(padding, 'a' + cl->number, sizeof(padding));
 			put_blob(b, padding, dice(6) ? dice(300) : dice(6000));
 			break;
+		case 5: {
+			/* Of what has no effect nobody needs to know whether it was done */
+			static const uint8_t look[] = { 'r', 0 };
+			unsigned int to = dice(nr_nodes);
+
+			if (to == node)
+				break;
+			put_u8(b, 'q');
+			put_u8(b, to);
+			put_blob(b, look, sizeof(look));
+			break;
+		}
 		default: {
 			struct bytes inner = { 0 };
 			unsigned int to = dice(nr_nodes);
@@ -822,6 +846,10 @@ static void check_reply(struct client *cl, struct cursor *c, struct cursor *body
 		case 'w':
 		case 'p':
 			get_blob(body, &len);
+			break;
+		case 'q':
+			get_blob(body, &len);
+			get_u8(c);
 			break;
 		case 'c': {
 			struct cursor inner, inner_body;
@@ -959,9 +987,15 @@ static bool settled(void)
 	return now >= settled_at;
 }
 
+static void sim_report(struct env *env, const struct verdict_record *record)
+{
+	say("server %u: %s after %s: %s", to_node(env)->number, record->outcome, record->cause, record->why);
+}
+
 static void node_make(unsigned int number)
 {
 	static const char *const names[] = { "s0", "s1", "s2", "s3", "s4" };
+	static const char *const hasty[] = { "q0", "q1", "q2", "q3", "q4" };
 	struct node *node = &nodes[number];
 	unsigned int i, n = 0;
 
@@ -969,12 +1003,17 @@ static void node_make(unsigned int number)
 	node->env = (struct env){ .lock = sim_lock, .unlock = sim_unlock, .wait = sim_wait, .wake = sim_wake,
 				  .wake_one = sim_wake_one, .thread = sim_thread,
 				  .clock = sim_clock, .time = sim_time, .random = sim_random, .read = sim_read, .write = sim_write,
-				  .exchange = sim_exchange, .fail = sim_fail };
+				  .exchange = sim_exchange, .report = sim_report, .fail = sim_fail };
 	node->device = must_alloc(DEVICE_SIZE);
 	for (i = 0; i < nr_nodes; i++)
 		if (i != number)
 			node->peers[n++] = (struct peer){ .name = names[i], .where = &nodes[i],
 							  .member = nodes[i].domain == node->domain ? i : OUTSIDE };
+	/* The same ones, for who does not wait long */
+	for (i = 0; i < nr_nodes; i++)
+		if (i != number)
+			node->peers[n++] = (struct peer){ .name = hasty[i], .where = &nodes[i], .member = OUTSIDE,
+							  .timeout = 1 + dice(30 * MS) };
 	node->config = (struct config){
 		.self = number, .peers = node->peers, .nr_peers = n, .methods = methods, .nr_methods = 1,
 		.threads = 1 + dice(4), .threads_max = 64,
@@ -1046,7 +1085,7 @@ static void simulate(void)
 
 int main(int argc, char **argv)
 {
-	uint64_t first = 1, n = 1, crashes = 0, requests = 0, failed = 0, i;
+	uint64_t first = 1, n = 1, crashes = 0, requests = 0, late = 0, failed = 0, i;
 	int c;
 
 	while ((c = getopt(argc, argv, "s:n:v")) != -1) {
@@ -1060,7 +1099,7 @@ int main(int argc, char **argv)
 			return 2;
 	}
 	for (i = first; i < first + n; i++) {
-		uint64_t sums[2] = { 0 };
+		uint64_t sums[3] = { 0 };
 		int fds[2], status;
 		pid_t pid;
 
@@ -1074,6 +1113,7 @@ int main(int argc, char **argv)
 			simulate();
 			sums[0] = nr_crashes;
 			sums[1] = requests_done;
+			sums[2] = timeouts;
 			if (write(fds[1], sums, sizeof(sums)) != sizeof(sums))
 				_exit(1);
 			fflush(stdout);
@@ -1083,6 +1123,7 @@ int main(int argc, char **argv)
 		if (read(fds[0], sums, sizeof(sums)) == sizeof(sums)) {
 			crashes += sums[0];
 			requests += sums[1];
+			late += sums[2];
 		}
 		close(fds[0]);
 		waitpid(pid, &status, 0);
@@ -1091,7 +1132,7 @@ int main(int argc, char **argv)
 			printf("not ok: seed %llu (status %#x)\n", (unsigned long long)i, status);
 		}
 	}
-	printf("%llu seeds, %llu requests, %llu crashes, %llu failed\n", (unsigned long long)n, (unsigned long long)requests,
-	       (unsigned long long)crashes, (unsigned long long)failed);
+	printf("%llu seeds, %llu requests, %llu crashes, %llu timeouts, %llu failed\n", (unsigned long long)n,
+	       (unsigned long long)requests, (unsigned long long)crashes, (unsigned long long)late, (unsigned long long)failed);
 	return failed > 0;
 }

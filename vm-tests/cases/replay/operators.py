@@ -1,0 +1,211 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: GPL-2.0-or-later
+"""What an operator sees and does: verdict records, sessions that are stuck, a service that does not answer, browsers."""
+
+import json
+import os
+import socket
+import subprocess
+import time
+
+from replay import BUILD, PLACE, PROGRAMS, SERVICE, Server, Session, ctl, equal, free_port, main, run
+
+PERDURECTL = BUILD / "userspace/userspace/tools/perdurectl"
+
+
+def verdicts(server: Server) -> list[dict[str, str]]:
+    lines = server.control.with_suffix(".verdicts").read_text().splitlines()
+    return [dict(pair.split("=", 1) for pair in line.split()) for line in lines]
+
+
+def recovered() -> None:
+    """A recovery leaves a record, in the journal and for perdurectl"""
+    s = Server("recovered").start()
+    clients = [Session(s) for _ in range(3)]
+    for client in clients:
+        client.call("add", "x 1")
+    assert not s.control.with_suffix(".verdicts").exists()
+    s.kill()
+    s.start()
+    for client in clients:
+        client.call("add", "x 1")
+    record = verdicts(s)[-1]
+    equal((record["rung"], record["cause"], record["outcome"]), ("replay", "start", "replayed"))
+    equal((record["comm"], record["sessions"], record["requests"]), ("recovered", "3", "3"))
+    assert s.process and record["pid"] == str(s.process.pid)
+    assert 0 < int(record["took_ns"]) < 60e9 and abs(int(record["time_ns"]) / 1e9 - time.time()) < 60
+    text = s.stop()
+    assert "replay: recovered: replayed, 3 sessions, 3 requests" in text, text
+
+
+def many() -> None:
+    """The records' file does not grow for ever, and one that cannot be written does no harm"""
+    s = Server("many").start()
+    client = Session(s)
+    client.call("add", "x 1")
+    path = s.control.with_suffix(".verdicts")
+    path.write_text("old\n" * 20000)
+    s.again()
+    client.call("add", "x 1")
+    assert path.stat().st_size < 1000 and path.with_name(path.name + ".old").stat().st_size == 80000
+    path.unlink()
+    path.mkdir()
+    s.again()
+    equal(client.call("add", "x 1"), (200, "3 3\n"))
+    path.rmdir()
+    # Nobody may have it write into another file
+    (PLACE / "victim").write_text("")
+    path.symlink_to(PLACE / "victim")
+    s.again()
+    equal(client.call("add", "x 1"), (200, "4 4\n"))
+    assert "Too many levels" in s.stop()
+    equal((PLACE / "victim").read_text(), "")
+
+
+def perdurectl() -> None:
+    """perdurectl log shows the records of all servers, by time, and watch shows them as they come"""
+    env = {"PERDURE_VERDICTS": str(PLACE)}
+    for old in PLACE.glob("*.verdicts*"):
+        old.unlink()
+    servers = [Server(name).start() for name in ("zebra", "ant", "mule")]
+    clients = [Session(s) for s in servers]
+    (PLACE / "other.verdicts").write_text("")
+    with subprocess.Popen([PERDURECTL, "watch"], env=os.environ | env, stdout=subprocess.PIPE, text=True) as watch:
+        time.sleep(0.5)
+        for s, client in zip(servers, clients):
+            s.again()
+            client.call("add", "x 1")
+        assert watch.stdout
+        for s in servers:
+            line = watch.stdout.readline()
+            assert f"{s.name}[" in line and "start  replay: replayed, 1 sessions" in line, line
+        watch.terminate()
+    found = [json.loads(line) for line in run(PERDURECTL, "--json", "log", env=env).splitlines()]
+    equal([(one["comm"], one["rung"], one["outcome"], one["sessions"]) for one in found],
+          [(s.name, "replay", "replayed", 1) for s in servers])
+    assert servers[1].process
+    pid = servers[1].process.pid
+    equal([one["comm"] for one in map(json.loads, run(PERDURECTL, "--json", "log", pid, env=env).splitlines())], ["ant"])
+    assert "mule[" in run(PERDURECTL, "log", "-n", "1", env=env)
+    # What others put there does neither hang nor fool who looks
+    os.mkfifo(PLACE / "fifo.verdicts")
+    (PLACE / "link.verdicts").symlink_to("/etc/passwd")
+    (PLACE / "escape.verdicts").write_bytes(b"time_ns=1 pid=1 comm=\x1b[2J rung=replay cause=\xff outcome=x\nnothing\n")
+    text = run(PERDURECTL, "log", env=env)
+    equal(len(text.splitlines()), 4)
+    assert "\x1b" not in text and "?[2J[1]" in text
+    for s in servers:
+        s.stop()
+
+
+def stuck() -> None:
+    """A session that cannot be replayed is said in the journal; the operator can give it up, and no other"""
+    s = Server("halted").start()
+    bad, good = Session(s), Session(s)
+    equal(bad.call("fickle")[0], 200)
+    equal(good.call("add", "x 1")[0], 200)
+    s.again()
+    equal(bad.once("look", "x", 2)[0], 500)
+    equal([one["outcome"] for one in verdicts(s)].count("stuck"), 1)
+    listed = {one["session"]: one for one in json.loads(ctl("sessions", s.control, "--json"))}
+    key, other = bad.name[:16], good.name[:16]
+    assert "pid-" in listed[key]["why"]
+    assert "not stuck" in ctl("end", s.control, other, ok=1)
+    assert "no such session" in ctl("end", s.control, "0" * 16, ok=1)
+    assert "16 hexadecimal" in ctl("end", s.control, key[:-1], ok=1)
+    assert "16 hexadecimal" in ctl("end", s.control, "../../status/1234", ok=1)
+    ctl("end", s.control, key)
+    status, headers, _ = bad.once("look", "x", 2)
+    equal((status, headers["Replay-Answer"]), (410, "gone"))
+    equal(s.figures()["stuck"], 0)
+    s.again()
+    equal(s.figures()["stuck"], 0)
+    equal(bad.once("look", "x", 2)[0], 410)
+    equal(good.call("add", "x 1"), (200, "2 2\n"))
+    text = s.stop()
+    assert "stuck" not in text, text
+
+
+def late() -> None:
+    """A service that does not answer: the method is told so in time, and again in a replay; then it is asked anew"""
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        port = free_port()
+        services = (f"[service silent]\nurl = http://127.0.0.1:{silent.getsockname()[1]}\ntimeout = 300ms\n"
+                    f"[service absent]\nurl = http://127.0.0.1:{port}\ntimeout = 500ms\n")
+        s = Server("late", more=services).start()
+        client = Session(s)
+        for name, least in (("silent", 0.3), ("absent", 0.5)):
+            begin = time.monotonic()
+            equal(client.call("forward", f"{name} look x"), (502, "ETIMEDOUT\n"))
+            assert least <= time.monotonic() - begin < least + 10
+    back = Server("back")
+    back.config.write_text(back.config.read_text().replace(f":{back.port}", f":{port}"))
+    back.port = port
+    back.start()
+    s.again()
+    # What it was told stays, though the service is there now
+    equal(client.once("forward", "absent look x", 2)[2], "ETIMEDOUT\n")
+    equal(client.call("forward", "absent add x 4"), (200, "4 1\n"))
+    equal(client.call("forward", "absent add x 4"), (200, "8 2\n"))
+    s.stop()
+    back.stop()
+
+
+def browsers() -> None:
+    """A page of the origin that is named may call, and see what the answer says; without the option nobody's may"""
+    preflight = {"Origin": "https://shop.example", "Access-Control-Request-Method": "POST"}
+    s = Server("browsers", "cors = https://shop.example").start()
+    status, headers, _ = s.ask("OPTIONS", "/add", preflight)
+    equal((status, headers["Access-Control-Allow-Origin"]), (204, "https://shop.example"))
+    for name in "Replay-Session", "Replay-Sequence", "Idempotency-Key", "Content-Type":
+        assert name in headers["Access-Control-Allow-Headers"]
+    assert "POST" in headers["Access-Control-Allow-Methods"]
+    for key, path in (("k", "/add"), ("k", "/nothing")):
+        _, headers, _ = s.ask("POST", path, {"Idempotency-Key": key}, "x 1")
+        equal(headers["Access-Control-Allow-Origin"], "https://shop.example")
+        for name in "Replay-Answer", "Replay-Session", "Replay-Sequence":
+            assert name in headers["Access-Control-Expose-Headers"]
+    s.stop()
+    s.config.write_text(s.config.read_text().replace("cors = https://shop.example\n", ""))
+    s.start()
+    status, headers, _ = s.ask("OPTIONS", "/add", preflight)
+    equal(status, 400)
+    assert not any(name.startswith("Access-Control") for name in headers)
+    s.stop()
+    s.config.write_text(s.config.read_text().replace("[server]\n", "[server]\ncors = shop\n"))
+    assert "cors = shop" in s.fails()
+
+
+def reading() -> None:
+    """While the log is read, replayctl and Prometheus are told so, and clients to ask again"""
+    s = Server("reading", "server_checkpoint = 1G\nrequest_log = 1M", size="256M").start()
+    client = Session(s)
+    for _ in range(100):
+        client.call("echo", b"z" * 1000000)
+    s.kill()
+    # The reading is not to be over before it is looked at
+    slow = os.environ | {"LD_PRELOAD": str(PROGRAMS / "libslow-read.so")}
+    seen = set()
+    with subprocess.Popen([SERVICE, s.config], env=slow, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as process:
+        end = time.monotonic() + 60
+        while time.monotonic() < end and "serving" not in seen:
+            try:
+                figures = s.figures()
+            except AssertionError:
+                continue
+            if figures["state"] == "reading":
+                assert 0 <= int(str(figures["read_percent"])) <= 100
+                metrics = ctl("metrics", s.control)
+                status, headers, _ = s.ask("POST", "/add", {"Idempotency-Key": "k"}, "x 1")
+                # It may be over by now
+                if s.figures()["state"] == "reading":
+                    assert "replay_ready 0\n" in metrics and (status, headers["Replay-Answer"]) == (503, "retry")
+                    seen.add("asked")
+            seen.add(str(figures["state"]))
+        assert {"reading", "asked", "serving"} <= seen, seen
+        assert "replay_ready 1\n" in ctl("metrics", s.control)
+        process.terminate()
+        process.communicate()
+
+
+main(recovered, many, perdurectl, stuck, late, browsers, reading)
