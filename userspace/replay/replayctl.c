@@ -291,8 +291,10 @@ static int ask(const char *socket, const char *path, bool post, struct bytes *an
 	curl_easy_getinfo(curl, CURLINFO_RESPONSE_CODE, &code);
 	curl_easy_cleanup(curl);
 	bytes_add(answer, "", 1);
+	if (result == CURLE_COULDNT_CONNECT)
+		return problem("%s: nobody listens: is the server running, and is this its control socket?", socket);
 	if (result != CURLE_OK)
-		return problem("%s: %s: is the server running, and is this its control socket?", socket, *error ? error : curl_easy_strerror(result));
+		return problem("%s: %s", socket, *error ? error : curl_easy_strerror(result));
 	if (code != 200)
 		return problem("%s: %s", socket, answer->data);
 	return EXIT_SUCCESS;

@@ -188,7 +188,7 @@ int call_enter(struct replay_call *call)
 	struct session *s = call->session;
 
 	if (!s->orphan && !s->stuck && !call->server->stopping && s->request_logged > call->server->config.request_log)
-		session_stick(call->server, s, "method %s: a request may log %llu bytes at most", s->method,
+		session_stick(call->server, s, "method %s: a request may log %llu bytes at most: raise request_log, and start the server again", s->method,
 			      (unsigned long long)call->server->config.request_log);
 	return s->orphan || s->stuck || call->server->stopping ? -ECANCELED : 0;
 }

@@ -21,7 +21,6 @@
 #include "world.h"
 
 #define SECTOR_MAX	4096
-#define THREAD_STACK	(1u << 20)
 #define VERDICTS_MAX	(64u << 10)
 
 /* One that waits. Each has a condition of its own: others that share the bucket sleep on. */
@@ -146,7 +145,6 @@ static int world_thread(struct env *env, void (*run)(void *arg), void *arg)
 	*start = (struct start){ .run = run, .arg = arg };
 	pthread_attr_init(&attr);
 	pthread_attr_setdetachstate(&attr, PTHREAD_CREATE_DETACHED);
-	pthread_attr_setstacksize(&attr, THREAD_STACK);
 	err = pthread_create(&thread, &attr, thread_main, start);
 	pthread_attr_destroy(&attr);
 	if (err)

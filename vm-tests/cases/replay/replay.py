@@ -37,8 +37,8 @@ def ctl(*argv: object, ok: int | None = 0) -> str:
 class Server:
     """One server: its file, its log, and its process, started again and again."""
 
-    def __init__(self, name: str, options: str = "", more: str = "", size: str = "16M") -> None:
-        self.name, self.port = name, free_port()
+    def __init__(self, name: str, options: str = "", more: str = "", size: str = "16M", program: list[object] | None = None) -> None:
+        self.name, self.port, self.program, self.said = name, free_port(), program or [SERVICE], ""
         self.log, self.config, self.control = PLACE / f"{name}.log", PLACE / f"{name}.conf", PLACE / f"{name}.sock"
         self.config.write_text(f"[server]\nname = {name}\nlog = {self.log}\nlisten = 127.0.0.1:{self.port}\n"
                                f"control = {self.control}\n{options}\n{more}")
@@ -46,7 +46,7 @@ class Server:
         ctl("format", self.log, "--size", size)
 
     def start(self, env: dict[str, str] | None = None) -> "Server":
-        self.process = subprocess.Popen([SERVICE, self.config], env=os.environ | (env or {}), stdin=subprocess.DEVNULL,
+        self.process = subprocess.Popen([*map(str, self.program), self.config], env=os.environ | (env or {}), stdin=subprocess.DEVNULL,
                                         stderr=subprocess.PIPE, text=True)
         end = time.monotonic() + 60
         while True:
@@ -68,7 +68,7 @@ class Server:
         assert self.process
         self.process.kill()
         self.process.wait()
-        self.errors()
+        self.said = self.errors()
 
     def stop(self) -> str:
         assert self.process
