@@ -69,6 +69,10 @@ int replay_get(struct replay_call *call, const char *name, const void **value, s
 int replay_set(struct replay_call *call, const char *name, const void *value, size_t size);
 int replay_unset(struct replay_call *call, const char *name);
 
+/* The same as a number. EINVAL: it is none */
+int replay_get_number(struct replay_call *call, const char *name, int64_t *number);
+int replay_set_number(struct replay_call *call, const char *name, int64_t number);
+
 /*
  * Variables that all sessions share (paper, 3.3). A read and a later write are two steps: between them others may write. errno as
  * above.
@@ -86,6 +90,8 @@ int replay_update(struct replay_call *call, const char *name, size_t room, repla
 
 /* A shared number: adds @by to it, and gives the sum in @sum (may be NULL). One that is not there is 0. EINVAL: it is no number */
 int replay_add(struct replay_call *call, const char *name, int64_t by, int64_t *sum);
+int replay_read_number(struct replay_call *call, const char *name, int64_t *number);
+int replay_write_number(struct replay_call *call, const char *name, int64_t number);
 
 /*
  * Calls a method of another server, [member] or [service] @service of the file, exactly once: sent again until it is answered,

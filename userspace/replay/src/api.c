@@ -288,6 +288,57 @@ API int replay_remove(struct replay_call *call, const char *name)
 	return result(call_write(call, name, false, NULL, 0));
 }
 
+/* Numbers are 8 bytes, little-endian */
+
+typedef int (*get_fn)(struct replay_call *call, const char *name, const void **value, size_t *size);
+typedef int (*put_fn)(struct replay_call *call, const char *name, const void *value, size_t size);
+
+static int number_get(struct replay_call *call, const char *name, get_fn get, int64_t *number)
+{
+	const void *value;
+	struct cursor c;
+	size_t size;
+
+	if (get(call, name, &value, &size))
+		return -1;
+	if (size != sizeof(*number))
+		return result(-EINVAL);
+	c = cursor(value, size);
+	*number = get_u64(&c);
+	return 0;
+}
+
+static int number_put(struct replay_call *call, const char *name, put_fn put, int64_t number)
+{
+	struct bytes value = { 0 };
+	int err;
+
+	put_u64(&value, number);
+	err = put(call, name, value.data, value.len);
+	bytes_free(&value);
+	return err;
+}
+
+API int replay_get_number(struct replay_call *call, const char *name, int64_t *number)
+{
+	return number_get(call, name, replay_get, number);
+}
+
+API int replay_set_number(struct replay_call *call, const char *name, int64_t number)
+{
+	return number_put(call, name, replay_set, number);
+}
+
+API int replay_read_number(struct replay_call *call, const char *name, int64_t *number)
+{
+	return number_get(call, name, replay_read, number);
+}
+
+API int replay_write_number(struct replay_call *call, const char *name, int64_t number)
+{
+	return number_put(call, name, replay_write, number);
+}
+
 struct update {
 	replay_update_fn function;
 	void *arg;

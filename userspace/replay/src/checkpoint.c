@@ -68,12 +68,34 @@ void session_state_get(struct server *server, struct cursor *c, struct session *
 	}
 }
 
+/* At most */
+static size_t state_size(const struct session *s)
+{
+	const struct outgoing *o;
+	size_t size = 1024 + s->values_size + 8 * HASH_COUNT(s->values) + s->reply.len;
+
+	LL_FOREACH(s->outgoing, o)
+		size += 3 * NAME_MAX_LEN;
+	return size;
+}
+
+/* Requests leave a quarter of the log to checkpoints; these leave the last sixteenth to what ends sessions. */
+bool has_room(const struct server *server, size_t size)
+{
+	return log_used(&server->log) + size <= server->log.ring / 16 * 15;
+}
+
+bool checkpoint_has_room(const struct server *server, const struct session *s)
+{
+	return has_room(server, state_size(s));
+}
+
 void session_checkpoint(struct server *server, struct session *s)
 {
 	struct bytes payload = { 0 };
 
 	/* It must never be an orphan */
-	if (session_flush(server, s))
+	if (session_flush(server, s) || !checkpoint_has_room(server, s))
 		return;
 	put_u64(&payload, s->key);
 	session_identity_put(&payload, s);
@@ -184,45 +206,84 @@ void session_carry(struct server *server, struct session *s)
 	session_put(server, s);
 }
 
-/* Those that have not had one for long keep the log from being used again */
+/* Who keeps the log from being used again: a session, or a variable */
+struct holder {
+	uint64_t from;		/* this place on */
+	uint64_t key;
+	char *variable;		/* its name */
+};
+
+static int by_place(const void *a, const void *b)
+{
+	const struct holder *x = a, *y = b;
+
+	return x->from < y->from ? -1 : x->from > y->from;
+}
+
+static struct holder *holders(struct server *server, uint64_t old, size_t *count)
+{
+	struct holder *all = must_alloc((HASH_COUNT(server->sessions) + HASH_COUNT(server->variables) + 1) * sizeof(*all));
+	struct variable *v;
+	struct session *s;
+	size_t n = 0;
+
+	for (s = server->sessions; s; s = s->hh.next)
+		if (++s->age >= server->config.forced_after || s->hold < old)
+			all[n++] = (struct holder){ .from = s->hold, .key = s->key };
+	for (v = server->variables; v; v = v->hh.next)
+		if (v->base && (++v->age >= server->config.forced_after || v->writes >= server->config.variable_checkpoint || v->base < old))
+			all[n++] = (struct holder){ .from = v->base, .variable = strdup(v->name) };
+	qsort(all, n, sizeof(*all), by_place);
+	*count = n;
+	return all;
+}
+
+/* Returns how much it may write */
+static size_t move(struct server *server, const struct holder *h, uint64_t old)
+{
+	struct variable *v;
+	struct session *s;
+	size_t size;
+
+	if (h->variable) {
+		HASH_FIND_STR(server->variables, h->variable, v);
+		size = v ? v->value.len : 0;
+		if (v)
+			variable_checkpoint(server, h->variable);
+		return size;
+	}
+	HASH_FIND(hh, server->sessions, &h->key, sizeof(h->key), s);
+	if (!s)
+		return 0;
+	size = state_size(s);
+	s->due_checkpoint = true;
+	session_queue(server, s);
+	/* At work, or waiting for another server: nobody knows how long */
+	if (s->hold < old && (s->busy || s->stuck || !s->live || s->depends.n))
+		session_carry(server, s);
+	return size;
+}
+
+/*
+ * The oldest first, and not all at once: what they write is to have room, and when the log is told of it there is more. So also
+ * those that fill most of the log can be moved on.
+ */
 static void force(struct server *server)
 {
 	/* With half of the log in use, those that hold the older half of that */
 	uint64_t ring = server->log.ring, old = log_used(&server->log) > ring / 2 ? log_end(&server->log) - ring / 4 : 0;
-	struct session *s, *next;
-	struct variable *v, *next_v;
-	char **names = NULL;
-	unsigned int n = 0, nr_keys = 0, i;
-	uint64_t *keys = NULL;
+	size_t budget = ring / 16, n, i;
+	struct holder *all = holders(server, old, &n);
 
-	HASH_ITER(hh, server->sessions, s, next) {
-		if (++s->age >= server->config.forced_after || s->hold < old) {
-			s->due_checkpoint = true;
-			session_queue(server, s);
-		}
-		/* At work, or waiting for another server: nobody knows how long */
-		if (s->hold < old && (s->busy || s->stuck || !s->live || s->depends.n)) {
-			keys = must_resize(keys, (nr_keys + 1) * sizeof(*keys));
-			keys[nr_keys++] = s->key;
-		}
-	}
-	for (i = 0; i < nr_keys; i++) {
-		HASH_FIND(hh, server->sessions, &keys[i], sizeof(keys[i]), s);
-		if (s && s->hold < old)
-			session_carry(server, s);
-	}
-	free(keys);
-	HASH_ITER(hh, server->variables, v, next_v) {
-		if (v->base && (++v->age >= server->config.forced_after || v->writes >= server->config.variable_checkpoint || v->base < old)) {
-			names = must_resize(names, (n + 1) * sizeof(*names));
-			names[n++] = strdup(v->name);
-		}
-	}
 	for (i = 0; i < n; i++) {
-		variable_checkpoint(server, names[i]);
-		free(names[i]);
+		if (budget && !server->stopping) {
+			size_t size = move(server, &all[i], old);
+
+			budget -= size < budget ? size : budget;
+		}
+		free(all[i].variable);
 	}
-	free(names);
+	free(all);
 }
 
 void server_checkpoint(struct server *server, bool forced)

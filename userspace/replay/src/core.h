@@ -72,6 +72,7 @@ struct config {
 	uint64_t variable_checkpoint;	/* writes */
 	uint64_t server_checkpoint;	/* bytes logged by the server */
 	unsigned int forced_after;	/* server checkpoints without one of the session or the variable */
+	uint64_t sessions;		/* that there may be, 0: any number */
 	uint64_t request_log;		/* bytes that one request may log; 0: a 64th of the log, at most REQUEST_LOG */
 	uint64_t session_ttl;		/* ns that a session may be idle, 0 for ever */
 	uint64_t key_ttl;		/* likewise, of one that a client has named */
@@ -192,8 +193,9 @@ struct server {
 	uint64_t reserved;		/* bytes that methods which run may still log */
 	int keeper;			/* to be woken */
 	bool checkpoint_asked;		/* by the operator */
-	uint64_t full;			/* the clock since when the log has no room, 0: it has */
+	uint64_t full;			/* the clock since when there is no room, 0: there is */
 	bool full_said;
+	uint64_t patience;		/* the log's end up to which moving things on may still make room */
 	bool open;			/* recovered so far that requests are taken */
 	bool stopping;
 	unsigned int running;		/* threads of ours */
@@ -223,8 +225,10 @@ void server_stop(struct server *server);
 /* A message for the operator: of recoveries, and of sessions that are stuck */
 void report(struct server *server, const char *cause, const char *outcome, uint64_t sessions, uint64_t requests, const char *why);
 const struct method *find_method(const struct server *server, const char *name, uint32_t version);
-/* The log has no room for a request */
-void no_room(struct server *server);
+/* Who has ended holds nothing any more */
+void room_again(struct server *server);
+/* There is no room for a request, or a session: @why is for people */
+void no_room(struct server *server, const char *why);
 void nap(struct server *server, uint64_t ns);
 void thread_blocked(struct server *server, bool blocked);
 
@@ -316,6 +320,8 @@ int call_method(struct replay_call *call, const char *peer, const char *method, 
 
 /* checkpoint.c */
 void session_checkpoint(struct server *server, struct session *s);	/* waits */
+bool has_room(const struct server *server, size_t size);
+bool checkpoint_has_room(const struct server *server, const struct session *s);
 /* Its records are written again, further on in the log; for one that cannot have a checkpoint now. Waits. */
 void session_carry(struct server *server, struct session *s);
 void session_state_put(struct bytes *b, const struct session *s);

@@ -82,6 +82,7 @@ void session_lost(struct server *server, struct session *s)
 	log_append(&server->log, R_END, &payload);
 	bytes_free(&payload);
 	s->ended = true;
+	room_again(server);
 }
 
 /* As it was at the last checkpoint, or when it began. False: it never was. */

@@ -88,6 +88,7 @@ static const struct known known[] = {
 	{ "forced_after", counts, 1, 1000000, AT(config.forced_after), true },
 	{ "log_cache", sizes, 0, 1ull << 40, AT(config.log_cache) },
 	{ "request_log", sizes, 4096, 1ull << 32, AT(config.request_log) },
+	{ "sessions", counts, 1, 100000000, AT(config.sessions) },
 	{ "session_ttl", times, 1000000000, 1ull << 62, AT(config.session_ttl) },
 	{ "key_ttl", times, 1000000000, 1ull << 62, AT(config.key_ttl) },
 	{ "batch", times, 0, 10000000000ull, AT(config.batch) },
@@ -284,7 +285,7 @@ int options_read(struct options *o, const char *path, char error[ERROR_MAX])
 		.config = {
 			.threads = 16, .threads_max = 256,
 			.session_checkpoint = 1 << 20, .variable_checkpoint = 256, .server_checkpoint = 8 << 20, .forced_after = 4,
-			.log_cache = 16 << 20, .session_ttl = 86400 * 1000000000ull, .key_ttl = 86400 * 1000000000ull,
+			.sessions = 100000, .log_cache = 16 << 20, .session_ttl = 86400 * 1000000000ull, .key_ttl = 86400 * 1000000000ull,
 		},
 	};
 	if (!f) {

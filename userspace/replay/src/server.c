@@ -140,8 +140,9 @@ static void keeper(void *arg)
 		const struct log *log = &server->log;
 		bool half = log_used(log) > log->ring / 2, asked = server->checkpoint_asked;
 
-		/* Checkpoints alone are no reason for others, or there would be no end of them */
-		if (asked || server->worked >= server->config.server_checkpoint || (half && server->worked))
+		/* Checkpoints alone are no reason for others, or there would be no end of them; somebody who waits is */
+		if (asked || server->worked >= server->config.server_checkpoint || (half && server->worked) ||
+		    (server->full && log_used(log) > log->ring / 8 * 5 && log_end(log) < server->patience))
 			server_checkpoint(server, true);
 		else if (half && server_oldest(server) > log->tail + log->ring / 8)
 			server_checkpoint(server, false);
@@ -170,7 +171,13 @@ static void flushed(void *arg)
 	}
 }
 
-void no_room(struct server *server)
+/* Two rounds of the log: when all has been moved twice, all of it is needed */
+void room_again(struct server *server)
+{
+	server->patience = log_end(&server->log) + 2 * server->log.ring;
+}
+
+void no_room(struct server *server, const char *why)
 {
 	uint64_t now = server->env->clock(server->env);
 
@@ -178,13 +185,13 @@ void no_room(struct server *server)
 	if (!server->full) {
 		server->full = now;
 		server->full_said = false;
+		room_again(server);
 	}
 	/* For a moment it is as usual: checkpoints make room */
 	if (server->full_said || now - server->full < 5 * SECOND)
 		return;
 	server->full_said = true;
-	report(server, "full", "waiting", HASH_COUNT(server->sessions), 0,
-	       "the log has no room for requests: make it larger, end sessions earlier (session_ttl, key_ttl), or see replayctl sessions");
+	report(server, "full", "waiting", HASH_COUNT(server->sessions), 0, why);
 }
 
 int server_start(struct server *server, struct env *env, const struct config *config, uint64_t device_size)
@@ -321,8 +328,13 @@ static struct session *whose(struct server *server, const struct message *m)
 		s = session_find_named(server, m->from, m->key);
 	if (s)
 		return s;
-	if (log_used(&server->log) > server->log.ring / 4 * 3) {
-		no_room(server);
+	if (server->config.sessions && HASH_COUNT(server->sessions) >= server->config.sessions) {
+		no_room(server, "new sessions wait: there are as many as `sessions` allows; end them earlier (session_ttl, key_ttl)?");
+		return NULL;
+	}
+	/* Those that there are go on: who begins sessions and leaves them does not take the last of the room */
+	if (log_used(&server->log) > server->log.ring / 8 * 5) {
+		no_room(server, "new sessions wait: the log has no room for them; make it larger, or end sessions earlier (session_ttl, key_ttl)");
 		return NULL;
 	}
 	vector_copy(&depends, &m->depends);

@@ -452,6 +452,7 @@ static void end(struct server *server, struct session *s)
 	s->lsn = log_append(&server->log, R_END, &payload);
 	bytes_free(&payload);
 	s->ended = true;
+	room_again(server);
 }
 
 static int serve(struct server *server, struct session *s, struct inbox *in)
@@ -478,7 +479,7 @@ static int serve(struct server *server, struct session *s, struct inbox *in)
 	} else if (log_used(&server->log) + server->reserved + m->body.len + server->config.request_log >
 		   server->log.ring / 4 * 3) {
 		/* The rest is for checkpoints */
-		no_room(server);
+		no_room(server, "requests wait: the log has no room for them; make it larger, or see replayctl sessions for who holds it");
 		refuse(server, s, in, A_RETRY, NULL);
 	} else {
 		server->full = 0;
@@ -492,7 +493,7 @@ static bool checkpoint_due(const struct server *server, const struct session *s)
 	/* First what has been executed is answered */
 	if (s->inbox && (s->inbox->message->kind == M_START || s->inbox->message->sequence < s->expected))
 		return false;
-	return s->due_checkpoint || s->logged >= server->config.session_checkpoint;
+	return (s->due_checkpoint || s->logged >= server->config.session_checkpoint) && checkpoint_has_room(server, s);
 }
 
 void session_run(struct server *server, struct session *s)

@@ -335,7 +335,7 @@ void variable_checkpoint(struct server *server, const char *name)
 	vector_free(&depends);
 	v->busy = false;
 	server->env->wake(server->env, &v->busy);
-	if (err)
+	if (err || !has_room(server, v->value.len + 2 * NAME_MAX_LEN))
 		return;
 	vector_free(&v->depends);
 	put_text(&payload, v->name);

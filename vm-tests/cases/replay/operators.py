@@ -126,6 +126,40 @@ def stuck() -> None:
     assert "stuck" not in text, text
 
 
+def crowd() -> None:
+    """Who begins sessions and leaves them is told to wait, by their number and by their room; sessions that there are go on"""
+    s = Server("crowd", "sessions = 50").start()
+    first = [Session(s) for _ in range(50)]
+    equal(s.ask("POST", "/replay/sessions")[0], 503)
+    status, headers, _ = s.ask("POST", "/add", {"Idempotency-Key": "k"}, "x 1")
+    equal((status, headers["Replay-Answer"]), (503, "retry"))
+    equal(first[0].call("add", "x 1"), (200, "1 1\n"))
+    equal(s.ask("DELETE", f"/replay/sessions/{first[1].name}", {"Replay-Sequence": "1"})[0], 204)
+    end = time.monotonic() + 30
+    while s.ask("POST", "/replay/sessions")[0] != 201:
+        assert time.monotonic() < end, "the place of a session that has ended stays taken"
+    while "full" not in (found := [one["cause"] for one in verdicts(s)] if s.control.with_suffix(".verdicts").exists() else []):
+        assert time.monotonic() < end, "nobody is told"
+        equal(s.ask("POST", "/replay/sessions")[0], 503)
+        time.sleep(0.1)
+    equal(found, ["full"])
+    assert "as `sessions` allows" in s.stop()
+    s = Server("room", "request_log = 32k\nserver_checkpoint = 64k\nsession_checkpoint = 32k", size="1100k").start()
+    client, begun, refused = Session(s), 0, 0
+    while refused < 20:
+        assert begun < 200
+        status, headers, _ = s.ask("POST", "/echo", {"Idempotency-Key": f"left-{begun}"}, b"z" * 20000)
+        begun += status == 200
+        refused = refused + 1 if status == 503 else 0
+        time.sleep(0.05)
+    assert begun > 20
+    for i in range(60):
+        equal(client.call("echo", b"y" * 5000)[0], 200)
+    s.again()
+    equal(client.call("add", "x 1"), (200, "1 1\n"))
+    s.stop()
+
+
 def late() -> None:
     """A service that does not answer: the method is told so in time, and again in a replay; then it is asked anew"""
     with socket.create_server(("127.0.0.1", 0)) as silent:
@@ -208,4 +242,4 @@ def reading() -> None:
         process.communicate()
 
 
-main(recovered, many, perdurectl, stuck, late, browsers, reading)
+main(recovered, many, perdurectl, stuck, crowd, late, browsers, reading)

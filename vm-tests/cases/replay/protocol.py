@@ -146,6 +146,19 @@ def values() -> None:
     equal(s.once("values", b"", 2)[2], second[1])
 
 
+def numbers() -> None:
+    """A number is one, and a text is none"""
+    s = Session(server)
+    equal(s.call("put", "j -9223372036854775808")[0], 200)
+    equal(s.call("look", "j"), (200, "-9223372036854775808\n"))
+    equal(s.call("add", "j 7"), (200, "-9223372036854775801 1\n"))
+    equal(s.call("put", "j text")[0], 200)
+    equal(s.call("look", "j")[0], 422)
+    equal(s.call("add", "j 7")[0], 422)
+    server.again()
+    equal(s.once("add", "j 7", 6)[0], 422)
+
+
 def joined() -> None:
     """The same request at the same time, many times: executed once, and every one is answered or told to ask again"""
     s = Session(server)
@@ -202,4 +215,4 @@ def stops() -> None:
     server.stop()
 
 
-main(sessions, sequence, end, keys, refused, sizes, hostile, values, joined, control, stops)
+main(sessions, sequence, end, keys, refused, sizes, hostile, values, numbers, joined, control, stops)

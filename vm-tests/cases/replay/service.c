@@ -14,42 +14,35 @@
 static int add(struct replay_call *call, const void *body, size_t size, void *arg)
 {
 	char text[300], name[256];
-	const void *value;
-	long long by, asked = 0;
-	int64_t sum;
+	int64_t sum, asked = 0;
+	long long by;
 
 	(void)arg;
 	snprintf(text, sizeof(text), "%.*s", (int)size, (const char *)body);
 	if (sscanf(text, "%255s %lld", name, &by) != 2)
 		return replay_reply_text(call, "NAME BY\n"), 400;
-	if (!replay_get(call, "asked", &value, NULL))
-		memcpy(&asked, value, sizeof(asked));
-	else if (errno != ENOENT)
+	if (replay_get_number(call, "asked", &asked) && errno != ENOENT)
 		return 0;
 	asked++;
-	if (replay_set(call, "asked", &asked, sizeof(asked)) || replay_add(call, name, by, &sum))
+	if (replay_set_number(call, "asked", asked) || replay_add(call, name, by, &sum))
 		return errno == EINVAL ? 422 : 0;
-	replay_reply_text(call, "%lld %lld\n", (long long)sum, asked);
+	replay_reply_text(call, "%lld %lld\n", (long long)sum, (long long)asked);
 	return 200;
 }
 
 /* The name of a shared number */
 static int look(struct replay_call *call, const void *body, size_t size, void *arg)
 {
-	const unsigned char *value;
-	unsigned long long n = 0;
 	char name[256];
-	size_t len, i;
+	int64_t n;
 
 	(void)arg;
 	snprintf(name, sizeof(name), "%.*s", (int)size, (const char *)body);
-	if (!replay_read(call, name, (const void **)&value, &len)) {
-		for (i = len; i--; )
-			n = n << 8 | value[i];
+	if (!replay_read_number(call, name, &n)) {
 		replay_reply_text(call, "%lld\n", (long long)n);
 		return 200;
 	}
-	return errno == ENOENT ? 404 : 0;
+	return errno == ENOENT ? 404 : errno == EINVAL ? 422 : 0;
 }
 
 /* "SERVICE METHOD BODY": says what it says */
@@ -118,6 +111,24 @@ static int slow(struct replay_call *call, const void *body, size_t size, void *a
 	return 200;
 }
 
+/* "NAME VALUE": a shared text, or a number if it is one */
+static int put(struct replay_call *call, const void *body, size_t size, void *arg)
+{
+	char text[300], name[256];
+	int at = 0;
+	char *end;
+	long long n;
+
+	(void)arg;
+	snprintf(text, sizeof(text), "%.*s", (int)size, (const char *)body);
+	if (sscanf(text, "%255s %n", name, &at) != 1)
+		return replay_reply_text(call, "NAME VALUE\n"), 400;
+	n = strtoll(text + at, &end, 10);
+	if (*end ? replay_write(call, name, text + at, strlen(text + at)) : replay_write_number(call, name, n))
+		return 0;
+	return 200;
+}
+
 /* Not the same twice: what a method must not be */
 static int fickle(struct replay_call *call, const void *body, size_t size, void *arg)
 {
@@ -146,7 +157,7 @@ int main(int argc, char **argv)
 	if (replay_method(server, "add", version ? atoi(version) : 1, add, NULL) || replay_method(server, "look", 1, look, NULL) ||
 	    replay_method(server, "forward", 1, forward, NULL) || replay_method(server, "values", 1, values, NULL) ||
 	    replay_method(server, "echo", 1, echo, NULL) || replay_method(server, "slow", 1, slow, NULL) ||
-	    replay_method(server, "fickle", 1, fickle, NULL)) {
+	    replay_method(server, "put", 1, put, NULL) || replay_method(server, "fickle", 1, fickle, NULL)) {
 		fprintf(stderr, "service: %s\n", replay_error(server));
 		return 2;
 	}
