@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: LGPL-2.1-or-later
 #include <errno.h>
 #include <ini.h>
+#include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -273,6 +274,14 @@ static void check(struct parser *p)
 		o->config.threads_max = o->config.threads;
 }
 
+/* That this process may use */
+static unsigned int processors(void)
+{
+	cpu_set_t set;
+
+	return sched_getaffinity(0, sizeof(set), &set) ? 1 : CPU_COUNT(&set);
+}
+
 int options_read(struct options *o, const char *path, char error[ERROR_MAX])
 {
 	char what[ERROR_MAX / 2] = "";
@@ -283,7 +292,7 @@ int options_read(struct options *o, const char *path, char error[ERROR_MAX])
 	*o = (struct options){
 		.connections = 1000,
 		.config = {
-			.threads = 16, .threads_max = 256,
+			.threads = 2 * processors(), .threads_max = 256,
 			.session_checkpoint = 1 << 20, .variable_checkpoint = 256, .server_checkpoint = 8 << 20, .forced_after = 4,
 			.sessions = 100000, .log_cache = 16 << 20, .session_ttl = 86400 * 1000000000ull, .key_ttl = 86400 * 1000000000ull,
 		},
