@@ -461,6 +461,7 @@ static int serve(struct server *server, struct session *s, struct inbox *in)
 	struct state unknown;
 
 	session_used(server, s);
+	s->due_end = false;
 	if (m->kind == M_START)
 		return answer(server, s, in);
 	if (m->sequence + 1 == s->expected && s->replied && m->kind == M_CALL) {
