@@ -429,7 +429,7 @@ void log_writer(struct log *log)
 {
 	struct env *env = log->env;
 
-	while (!log->stop) {
+	while (!log->stop || log->wanted > log->durable) {
 		struct block *block = log->first;
 		int err;
 

@@ -91,7 +91,7 @@ uint64_t log_place(struct log *log);
 void log_record(struct bytes *b, uint64_t lsn, uint8_t type, const struct bytes *payload);
 /* The record's LSN */
 uint64_t log_append(struct log *log, uint8_t type, const struct bytes *payload);
-/* The writer: one thread runs it, until log->stop */
+/* The writer: one thread runs it, until log->stop, and all that is wanted is written */
 void log_writer(struct log *log);
 void log_close(struct log *log);
 /* Have it written, and do not wait */

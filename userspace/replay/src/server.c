@@ -248,9 +248,12 @@ void server_stop(struct server *server)
 
 	server->env->lock(server->env);
 	server->stopping = true;
-	server->log.stop = true;
 	server->env->wake(server->env, &server->queue);
 	server->env->wake(server->env, &server->keeper);
+	/* The log's writer is last: others wait for it */
+	while (server->running > 1)
+		server->env->wait(server->env, &server->running, 0);
+	server->log.stop = true;
 	server->env->wake(server->env, &server->log.wanted);
 	while (server->running)
 		server->env->wait(server->env, &server->running, 0);
