@@ -232,14 +232,15 @@ static int read_log(const char *path)
 	if (world_open(&w, path, true, error))
 		return problem("%s", error);
 	err = log_open(&log, &w.env, w.size);
-	if (err)
-		return problem("%s: %s", path, log_problem(err));
+	if (err) {
+		err = problem("%s: %s", path, log_problem(err));
+		goto out;
+	}
 	err = log_scan(&log, take, NULL);
 	if (err)
-		return problem("%s: %s (at LSN %" PRIu64 ", byte %" PRIu64 " of the device)", path, log_problem(err), log.durable,
-			       RING_PLACE + log.durable % log.ring);
-	world_close(&w);
-	if (printing)
+		err = problem("%s: %s (at LSN %" PRIu64 ", byte %" PRIu64 " of the device)", path, log_problem(err), log.durable,
+			      RING_PLACE + log.durable % log.ring);
+	if (err || printing)
 		goto out;
 	printf("%s: whole\nepoch %u, sectors of %u bytes, %" PRIu64 " bytes for records, %" PRIu64 " in use: LSN %" PRIu64 " to %" PRIu64 "\n",
 	       path, log.ended.epoch, log.sector, log.ring, log.durable - log.tail, log.tail, log.durable);
@@ -247,8 +248,9 @@ static int read_log(const char *path)
 		if (counts[i])
 			printf("%12" PRIu64 " %-10s %12" PRIu64 " bytes\n", counts[i], record_names[i], bytes[i]);
 out:
+	world_close(&w);
 	history_free(&log.ended);
-	return EXIT_SUCCESS;
+	return err;
 }
 
 static int verify(const char *path)

@@ -194,6 +194,24 @@ void no_room(struct server *server, const char *why)
 	report(server, "full", "waiting", HASH_COUNT(server->sessions), 0, why);
 }
 
+/* No thread of ours is left, or was ever there */
+static void server_free(struct server *server)
+{
+	struct session *s, *next;
+	struct variable *v, *next_v;
+	unsigned int i;
+
+	HASH_ITER(hh, server->sessions, s, next) {
+		session_refuse(server, s);
+		session_free(server, s);
+	}
+	HASH_ITER(hh, server->variables, v, next_v)
+		variable_free(server, v);
+	for (i = 0; i < MEMBERS_MAX; i++)
+		history_free(&server->histories[i]);
+	log_close(&server->log);
+}
+
 int server_start(struct server *server, struct env *env, const struct config *config, uint64_t device_size)
 {
 	struct session *s, *next;
@@ -209,8 +227,10 @@ int server_start(struct server *server, struct env *env, const struct config *co
 		err = -EFBIG;
 	if (!err)
 		err = server_scan(server);
-	if (err)
+	if (err) {
+		server_free(server);
 		return err;
+	}
 	env->lock(env);
 	server->log.batch_ns = config->batch;
 	server->log.cache_chunks = config->log_cache / CHUNK_SIZE;
@@ -242,10 +262,6 @@ int server_start(struct server *server, struct env *env, const struct config *co
 
 void server_stop(struct server *server)
 {
-	struct session *s, *next;
-	struct variable *v, *next_v;
-	unsigned int i;
-
 	server->env->lock(server->env);
 	server->stopping = true;
 	server->env->wake(server->env, &server->queue);
@@ -257,15 +273,7 @@ void server_stop(struct server *server)
 	server->env->wake(server->env, &server->log.wanted);
 	while (server->running)
 		server->env->wait(server->env, &server->running, 0);
-	HASH_ITER(hh, server->sessions, s, next) {
-		session_refuse(server, s);
-		session_free(server, s);
-	}
-	HASH_ITER(hh, server->variables, v, next_v)
-		variable_free(server, v);
-	for (i = 0; i < MEMBERS_MAX; i++)
-		history_free(&server->histories[i]);
-	log_close(&server->log);
+	server_free(server);
 	server->env->unlock(server->env);
 }
 
