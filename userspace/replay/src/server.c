@@ -140,8 +140,8 @@ static void keeper(void *arg)
 		const struct log *log = &server->log;
 		bool half = log_used(log) > log->ring / 2, asked = server->checkpoint_asked;
 
-		/* Checkpoints alone are no reason for others, or there would be no end of them; somebody who waits is */
-		if (asked || server->worked >= server->config.server_checkpoint || (half && server->worked) ||
+		/* Checkpoints alone are no reason for others, or there would be no end of them; some work is, or somebody who waits */
+		if (asked || server->worked >= server->config.server_checkpoint || (half && server->worked >= log->ring / 64) ||
 		    (server->full && log_used(log) > log->ring / 8 * 5 && log_end(log) < server->patience))
 			server_checkpoint(server, true);
 		else if (half && server_oldest(server) > log->tail + log->ring / 8)
