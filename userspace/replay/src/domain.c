@@ -28,8 +28,8 @@ static enum verdict judge_state(const struct server *server, const struct state 
 			return DURABLE;
 		return verdict == UNKNOWN ? ORPHAN : verdict;
 	}
-	/* One that is in the domain no more cannot be asked: what it has not told us is lost */
-	if (verdict == UNKNOWN && !find_member(server, state->member))
+	/* One that is in the domain no more can be asked for nothing: what it has not told to be durable is lost */
+	if (verdict != DURABLE && !find_member(server, state->member))
 		return ORPHAN;
 	return verdict;
 }

@@ -266,7 +266,7 @@ static void check(struct parser *p)
 	}
 	if (members && !self)
 		wrong(p, "this server, %s, is not among the members of its domain", o->name ? o->name : "?");
-	if (members && (!o->domain_listen || !o->domain_key.len))
+	if ((members || o->domain_listen) && (!o->domain_listen || !o->domain_key.len))
 		wrong(p, "[domain] wants a %s", o->domain_listen ? "key" : "listen");
 	if (o->control)
 		o->verdicts = beside(o->control);
