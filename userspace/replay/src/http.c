@@ -467,6 +467,14 @@ static int activated(enum listener listener)
 	return -1;
 }
 
+/* With a NUL decoded, the path would seem to end there */
+static size_t unescape(void *arg, struct MHD_Connection *connection, char *text)
+{
+	(void)arg;
+	(void)connection;
+	return strstr(text, "%00") ? strlen(text) : MHD_http_unescape(text);
+}
+
 static bool start(struct http *http, const struct options *o, enum listener listener, const char *where, char error[ERROR_MAX])
 {
 	/* A domain's and an operator's requests may wait; clients' are suspended, so few threads serve many */
@@ -487,6 +495,7 @@ static bool start(struct http *http, const struct options *o, enum listener list
 	http->daemons[listener] = MHD_start_daemon(flags, 0, NULL, NULL, handle, slot,
 		MHD_OPTION_LISTEN_SOCKET, (MHD_socket)fd,
 		MHD_OPTION_NOTIFY_COMPLETED, request_end, slot,
+		MHD_OPTION_UNESCAPE_CALLBACK, unescape, NULL,
 		MHD_OPTION_CONNECTION_LIMIT, (unsigned int)o->connections,
 		MHD_OPTION_CONNECTION_TIMEOUT, IDLE_S,
 		MHD_OPTION_CONNECTION_MEMORY_LIMIT, (size_t)(listener == DOMAIN ? DOMAIN_MEMORY : CLIENT_MEMORY),
