@@ -477,6 +477,7 @@ static const uint8_t *in_memory(const struct log *log, uint64_t lsn)
 /* Chunks of the device that have been read: sessions that replay side by side want the same ones */
 struct chunk {
 	uint64_t number;
+	size_t size;			/* less where the log ended when it was read */
 	UT_hash_handle hh;
 	uint8_t data[CHUNK_SIZE];
 };
@@ -496,7 +497,7 @@ static int chunk_copy(struct log *log, uint64_t lsn, uint8_t *to, size_t len)
 	int err;
 
 	HASH_FIND(hh, log->cache, &number, sizeof(number), chunk);
-	if (chunk) {
+	if (chunk && lsn + len <= begin + chunk->size) {
 		memcpy(to, chunk->data + (lsn - begin), len);
 		/* The one that was used last is last */
 		HASH_DEL(log->cache, chunk);
@@ -510,16 +511,19 @@ static int chunk_copy(struct log *log, uint64_t lsn, uint8_t *to, size_t len)
 		return -EILSEQ;
 	chunk = must_alloc(sizeof(*chunk));
 	chunk->number = number;
+	chunk->size = size;
 	log->env->unlock(log->env);
 	err = ring_io(log, begin, chunk->data, size, false);
 	log->env->lock(log->env);
 	if (!err)
 		memcpy(to, chunk->data + (lsn - begin), len);
 	HASH_FIND(hh, log->cache, &number, sizeof(number), other);
-	if (err || other || size < CHUNK_SIZE || !log->cache_chunks) {
+	if (err || (other && other->size >= size) || !log->cache_chunks) {
 		free(chunk);
 		return err;
 	}
+	if (other)
+		chunk_drop(log, other);
 	HASH_ADD(hh, log->cache, number, sizeof(number), chunk);
 	if (HASH_COUNT(log->cache) > log->cache_chunks)
 		chunk_drop(log, log->cache);
