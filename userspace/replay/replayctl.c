@@ -17,15 +17,16 @@
 #define USAGE	2
 
 static const char usage[] =
-	"replayctl format LOG [--size SIZE] [--force]  make an empty log: a file of SIZE bytes (k, M, G), or a device\n"
-	"replayctl verify LOG                          read a log as a recovery does, and say what is in it\n"
-	"replayctl dump LOG [--json]                   print its records\n"
-	"replayctl status SOCKET [--json]              what a server does; SOCKET is `control` of its file\n"
-	"replayctl sessions SOCKET [--json]            its sessions\n"
-	"replayctl domain SOCKET [--json]              the other members of its domain\n"
-	"replayctl metrics SOCKET                      its figures, as Prometheus reads them\n"
-	"replayctl checkpoint SOCKET                   make a checkpoint now\n"
-	"replayctl end SOCKET SESSION                  give up a session that is stuck: its client is told that it is gone\n";
+	"replayctl format LOG [--size SIZE] [--force]     make an empty log: a file of SIZE bytes (k, M, G), or a device\n"
+	"replayctl verify LOG                             read a log as a recovery does, and say what is in it\n"
+	"replayctl dump LOG [--json]                      print its records\n"
+	"replayctl move LOG NEW [--size SIZE] [--force]   have it in another file or device, as large or larger\n"
+	"replayctl status SOCKET [--json]                 what a server does; SOCKET is `control` of its file\n"
+	"replayctl sessions SOCKET [--json]               its sessions\n"
+	"replayctl domain SOCKET [--json]                 the other members of its domain\n"
+	"replayctl metrics SOCKET                         its figures, as Prometheus reads them\n"
+	"replayctl checkpoint SOCKET                      make a checkpoint now\n"
+	"replayctl end SOCKET SESSION                     give up a session that is stuck: its client is told that it is gone\n";
 
 static bool json, force;
 static uint64_t size;
@@ -59,7 +60,7 @@ static int format(const char *path)
 {
 	char error[ERROR_MAX];
 
-	if (world_format(path, size, force, show_progress, error))
+	if (world_format(path, size, force, NULL, show_progress, error))
 		return problem("%s", error);
 	printf("%s: an empty log\n", path);
 	return EXIT_SUCCESS;
@@ -253,6 +254,42 @@ out:
 	return err;
 }
 
+static void ignore(void *arg, uint64_t lsn, uint8_t type, struct cursor payload)
+{
+	(void)arg;
+	(void)lsn;
+	(void)type;
+	(void)payload;
+}
+
+/* There must not be two: the old one is no log any more when the new one is whole */
+static int move(const char *old, const char *new)
+{
+	static const uint8_t zeros[RING_PLACE];
+	char error[ERROR_MAX];
+	struct world w;
+	struct log log;
+	int err;
+
+	world_init(&w);
+	if (world_open(&w, old, false, error))
+		return problem("%s", error);
+	err = log_open(&log, &w.env, w.size);
+	if (!err)
+		err = log_scan(&log, ignore, NULL);
+	if (err)
+		err = problem("%s: %s", old, log_problem(err));
+	else if (world_format(new, size ? size : w.size, force, &log, show_progress, error))
+		err = problem("%s: %s is as it was", error, old);
+	else if (w.env.write(&w.env, 0, zeros, sizeof(zeros)))
+		err = problem("%s: %s: remove it: the log is in %s now, and must not be used twice", old, strerror(errno), new);
+	else
+		printf("%s: the log of %s, which is none any more\n", new, old);
+	world_close(&w);
+	history_free(&log.ended);
+	return err;
+}
+
 static int verify(const char *path)
 {
 	return read_log(path);
@@ -441,6 +478,8 @@ int main(int argc, char **argv)
 		for (i = 0; i < sizeof(commands) / sizeof(commands[0]); i++)
 			if (!strcmp(argv[optind], commands[i].name))
 				return commands[i].run(argv[optind + 1]);
+	if (argc - optind == 3 && !strcmp(argv[optind], "move"))
+		return move(argv[optind + 1], argv[optind + 2]);
 	if (argc - optind == 3 && !strcmp(argv[optind], "end"))
 		return end(argv[optind + 1], argv[optind + 2]);
 	fputs(usage, stderr);

@@ -135,6 +135,31 @@ int log_format(struct env *env, uint64_t device_size, uint32_t sector)
 	return anchor_write(&log);
 }
 
+int log_copy(struct log *from, struct env *env, uint64_t device_size, uint32_t sector)
+{
+	struct log log = *from;
+	uint64_t lsn, ring = device_size < RING_PLACE ? 0 : (device_size - RING_PLACE) / from->sector * from->sector;
+	uint8_t *piece;
+	int err = 0;
+
+	if (ring < from->ring)
+		return -ENOSPC;
+	if (from->sector % sector)
+		return -EINVAL;
+	log.env = env;
+	log.ring = ring;
+	piece = must_alloc(CHUNK_SIZE);
+	for (lsn = from->tail; !err && lsn < from->durable; lsn += CHUNK_SIZE) {
+		size_t len = from->durable - lsn < CHUNK_SIZE ? from->durable - lsn : CHUNK_SIZE;
+
+		err = ring_io(from, lsn, piece, len, false);
+		if (!err)
+			err = ring_io(&log, lsn, piece, len, true);
+	}
+	free(piece);
+	return err ? err : anchor_write(&log);
+}
+
 int log_open(struct log *log, struct env *env, uint64_t device_size)
 {
 	struct log slots[2] = { 0 };

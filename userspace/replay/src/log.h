@@ -68,6 +68,11 @@ struct log {
 
 int log_format(struct env *env, uint64_t device_size, uint32_t sector);
 /*
+ * What has been scanned of @from, at the same LSNs, on another device, whose anchors are written last. -ENOSPC: it is smaller,
+ * -EINVAL: its sectors are larger
+ */
+int log_copy(struct log *from, struct env *env, uint64_t device_size, uint32_t sector);
+/*
  * -EMEDIUMTYPE: no log of ours; -EPROTONOSUPPORT: of another version; -EILSEQ: damaged; -ENOSPC: the device has become smaller.
  */
 int log_open(struct log *log, struct env *env, uint64_t device_size);

@@ -413,7 +413,8 @@ static int fill(struct world *w, void (*progress)(uint64_t done, uint64_t all))
 	return 0;
 }
 
-int world_format(const char *path, uint64_t size, bool force, void (*progress)(uint64_t done, uint64_t all), char error[ERROR_MAX])
+int world_format(const char *path, uint64_t size, bool force, struct log *from, void (*progress)(uint64_t done, uint64_t all),
+		 char error[ERROR_MAX])
 {
 	bool new = access(path, F_OK) && errno == ENOENT;
 	struct world w;
@@ -453,9 +454,10 @@ int world_format(const char *path, uint64_t size, bool force, void (*progress)(u
 	if (!err) {
 		err = fill(&w, progress);
 		if (!err)
-			err = log_format(&w.env, w.size, w.sector);
+			err = from ? log_copy(from, &w.env, w.size, w.sector) : log_format(&w.env, w.size, w.sector);
 		if (err)
-			set_error(error, err, "%s: %s", path, err == -ENOSPC ? "too small for a log, or the disk is full" : strerror(-err));
+			set_error(error, err, "%s: %s", path, err == -ENOSPC ? "too small for the log, or the disk is full" :
+				  err == -EINVAL ? "its sectors are larger than those of the log" : strerror(-err));
 		if (err && new)
 			unlink(path);
 	}

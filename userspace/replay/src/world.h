@@ -7,6 +7,8 @@
 
 #include "env.h"
 
+struct log;
+
 #define WAIT_BUCKETS	64
 #define ERROR_MAX	512
 
@@ -34,8 +36,10 @@ int world_open(struct world *w, const char *path, bool read_only, char error[ERR
 void world_close(struct world *w);
 /*
  * A file of @size bytes, all of them written, so that a later write changes no metadata; of a device (@size 0: all of it) as much.
- * Then an empty log. What is there and is no log is left alone without @force. @progress may be NULL.
+ * Then an empty log, or what has been scanned of @from. What is there and is no log is left alone without @force. @progress may be
+ * NULL.
  */
-int world_format(const char *path, uint64_t size, bool force, void (*progress)(uint64_t done, uint64_t all), char error[ERROR_MAX]);
+int world_format(const char *path, uint64_t size, bool force, struct log *from, void (*progress)(uint64_t done, uint64_t all),
+		 char error[ERROR_MAX]);
 
 #endif

@@ -185,6 +185,46 @@ def late() -> None:
     back.stop()
 
 
+def moves() -> None:
+    """A log moves to a larger file, and its server goes on; there are never two"""
+    s = Server("moves", "server_checkpoint = 64k\nsession_checkpoint = 16k\nrequest_log = 64k", size="2M").start()
+    client = Session(s)
+    # Several times round
+    for _ in range(120):
+        client.call("echo", b"z" * 30000)
+    client.call("add", "x 1")
+    new, small = PLACE / "larger.log", PLACE / "smaller.log"
+    assert "open" in ctl("move", s.log, new, ok=1)
+    s.stop()
+    before = ctl("verify", s.log)
+    assert "too small" in ctl("move", s.log, small, "--size", "1100k", ok=1) and not small.exists()
+    new.write_text("something else" * 10000)
+    assert "has another size" in ctl("move", s.log, new, "--size", "4M", ok=1)
+    os.truncate(new, 4 << 20)
+    assert "is no log: --force" in ctl("move", s.log, new, "--size", "4M", ok=1)
+    equal(ctl("verify", s.log), before)
+    ctl("move", s.log, new, "--size", "4M", "--force")
+    assert "it is no log" in ctl("verify", s.log, ok=1) and "it is no log" in s.fails()
+    after = ctl("verify", new).splitlines()
+    equal(after[2:], before.splitlines()[2:])
+    s.log = new
+    s.config.write_text(s.config.read_text().replace("/moves.log", "/larger.log"))
+    s.start()
+    equal(client.once("add", "x 1", client.next - 1)[2], "1 1\n")
+    equal(client.call("add", "x 1"), (200, "2 2\n"))
+    for _ in range(200):
+        client.call("echo", b"z" * 30000)
+    s.again()
+    equal(client.call("add", "x 1"), (200, "3 3\n"))
+    s.stop()
+    # Back to a file of the same size, without saying it
+    same = PLACE / "same.log"
+    ctl("move", new, same)
+    equal(same.stat().st_size, 4 << 20)
+    for wrong in ["move", str(same)], ["move", str(same), "a", "b"]:
+        ctl(*wrong, ok=2)
+
+
 def browsers() -> None:
     """A page of the origin that is named may call, and see what the answer says; without the option nobody's may"""
     preflight = {"Origin": "https://shop.example", "Access-Control-Request-Method": "POST"}
@@ -244,4 +284,4 @@ def reading() -> None:
         process.communicate()
 
 
-main(recovered, many, perdurectl, stuck, crowd, late, browsers, reading)
+main(recovered, many, perdurectl, stuck, crowd, moves, late, browsers, reading)
