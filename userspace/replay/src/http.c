@@ -40,7 +40,7 @@ struct http {
 	char *domain_key;
 	page_fn page;
 	void *page_arg;
-	char *control;
+	char *control;			/* that we have made, and remove */
 	char *cors;
 	struct MHD_Daemon *daemons[NR_LISTENERS];
 	struct slot slots[NR_LISTENERS];
@@ -479,7 +479,7 @@ static bool start(struct http *http, const struct options *o, enum listener list
 {
 	/* A domain's and an operator's requests may wait; clients' are suspended, so few threads serve many */
 	bool threads = listener != CLIENTS;
-	unsigned int flags = threads ? MHD_USE_INTERNAL_POLLING_THREAD | MHD_USE_THREAD_PER_CONNECTION :
+	unsigned int flags = threads ? MHD_USE_INTERNAL_POLLING_THREAD | MHD_USE_THREAD_PER_CONNECTION | MHD_USE_ITC :
 				       MHD_USE_EPOLL_INTERNAL_THREAD | MHD_ALLOW_SUSPEND_RESUME;
 	struct slot *slot = &http->slots[listener];
 	int fd;
@@ -487,8 +487,13 @@ static bool start(struct http *http, const struct options *o, enum listener list
 	if (!where)
 		return true;
 	fd = activated(listener);
-	if (fd < 0)
-		fd = listener == CONTROL ? listen_unix(where, error) : listen_tcp(where, error);
+	if (fd < 0 && listener == CONTROL) {
+		fd = listen_unix(where, error);
+		if (fd >= 0)
+			http->control = strdup(where);
+	} else if (fd < 0) {
+		fd = listen_tcp(where, error);
+	}
 	if (fd < 0)
 		return false;
 	*slot = (struct slot){ .http = http, .listener = listener };
@@ -516,8 +521,6 @@ struct http *http_listen(const struct options *o, page_fn page, void *arg, char 
 	http->page_arg = arg;
 	if (o->domain_key.len)
 		http->domain_key = strdup((char *)o->domain_key.data);
-	if (o->control)
-		http->control = strdup(o->control);
 	if (o->cors)
 		http->cors = strdup(o->cors);
 	if (start(http, o, CONTROL, o->control, error) && start(http, o, METRICS, o->metrics, error) &&
@@ -538,9 +541,17 @@ void http_close(struct http *http)
 {
 	int i;
 
-	for (i = NR_LISTENERS; i--; )
-		if (http->daemons[i])
-			MHD_stop_daemon(http->daemons[i]);
+	for (i = NR_LISTENERS; i--; ) {
+		MHD_socket fd;
+
+		if (!http->daemons[i])
+			continue;
+		/* Or it would be shut down, for the service manager, too */
+		fd = MHD_quiesce_daemon(http->daemons[i]);
+		MHD_stop_daemon(http->daemons[i]);
+		if (fd != MHD_INVALID_SOCKET)
+			close(fd);
+	}
 	if (http->control)
 		unlink(http->control);
 	free(http->control);
