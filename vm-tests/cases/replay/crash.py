@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Callable
 
-from replay import LOAD, PLACE, Server, Session, ctl, equal, main
+from replay import LOAD, Server, Session, ctl, domain_of, equal, main
 
 SESSIONS, REQUESTS, KILLS = (int(a) for a in sys.argv[1:4])
 
@@ -67,18 +67,6 @@ def alone() -> None:
     assert figures["log"]["used"] < figures["log"]["size"], figures
     server.stop()
     assert ": whole" in ctl("verify", server.log)
-
-
-def domain_of(*names: str) -> list[Server]:
-    key = PLACE / "domain.key"
-    key.write_text("0123456789abcdef0123456789abcdef\n")
-    servers = [Server(name, "server_checkpoint = 256k\nsession_checkpoint = 16k", size="8M") for name in names]
-    ports = [Server(f"port-of-{name}").port for name in names]
-    members = "".join(f"[member {name}]\nnumber = {i}\nurl = http://127.0.0.1:{port}\n" for i, (name, port) in enumerate(zip(names, ports)))
-    for server, port in zip(servers, ports):
-        with server.config.open("a") as f:
-            f.write(f"[domain]\nlisten = 127.0.0.1:{port}\nkey = {key}\n{members}")
-    return servers
 
 
 def together() -> None:

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "harness"))
@@ -19,6 +20,8 @@ PROGRAMS = BUILD / "userspace/vm-tests/cases/replay"
 CTL = BUILD / "userspace/userspace/replay/replayctl"
 SERVICE = PROGRAMS / "replay-service"
 LOAD = PROGRAMS / "replay-load"
+DISK = PROGRAMS / "libreplay-disk.so"
+KEY = "0123456789abcdef0123456789abcdef"
 
 scratch = tempfile.TemporaryDirectory(prefix="replay-", dir=BUILD)
 PLACE = Path(scratch.name)
@@ -38,16 +41,21 @@ class Server:
     """One server: its file, its log, and its process, started again and again."""
 
     def __init__(self, name: str, options: str = "", more: str = "", size: str = "16M", program: list[object] | None = None) -> None:
-        self.name, self.port, self.program, self.said = name, free_port(), program or [SERVICE], ""
+        self.name, self.port, self.domain_port, self.program, self.said = name, free_port(), 0, program or [SERVICE], ""
         self.log, self.config, self.control = PLACE / f"{name}.log", PLACE / f"{name}.conf", PLACE / f"{name}.sock"
         self.config.write_text(f"[server]\nname = {name}\nlog = {self.log}\nlisten = 127.0.0.1:{self.port}\n"
                                f"control = {self.control}\n{options}\n{more}")
         self.process: subprocess.Popen[str] | None = None
         ctl("format", self.log, "--size", size)
 
-    def start(self, env: dict[str, str] | None = None) -> "Server":
+    def launch(self, env: dict[str, str] | None = None) -> subprocess.Popen[str]:
         self.process = subprocess.Popen([*map(str, self.program), self.config], env=os.environ | (env or {}), stdin=subprocess.DEVNULL,
                                         stderr=subprocess.PIPE, text=True)
+        return self.process
+
+    def start(self, env: dict[str, str] | None = None) -> "Server":
+        self.launch(env)
+        assert self.process
         end = time.monotonic() + 60
         while True:
             assert self.process.poll() is None, self.errors()
@@ -98,6 +106,29 @@ class Server:
         finally:
             connection.close()
 
+    def raw(self, data: bytes, port: int = 0, patience: float = 30) -> bytes:
+        """What it answers to these bytes, and to the end of what is said, until it hangs up."""
+        with socket.create_connection(("127.0.0.1", port or self.port), patience) as c:
+            got = b""
+            try:
+                c.sendall(data)
+                c.shutdown(socket.SHUT_WR)
+            except OSError:
+                # It has hung up, and may have said why
+                pass
+            try:
+                while piece := c.recv(65536):
+                    got += piece
+            except ConnectionError:
+                pass
+            return got
+
+    def resident(self) -> int:
+        """Its memory, in bytes."""
+        assert self.process
+        status = Path(f"/proc/{self.process.pid}/status").read_text()
+        return int(status.split("VmRSS:")[1].split()[0]) * 1024
+
     def figures(self) -> dict[str, object]:
         found: dict[str, object] = json.loads(ctl("status", self.control, "--json"))
         return found
@@ -130,3 +161,28 @@ class Session:
             equal(int(headers["Replay-Sequence"]), self.next)
             self.next += 1
         return status, text
+
+
+def until(what: Callable[[], object], patience: float = 60) -> None:
+    """Waits for it to be so."""
+    end = time.monotonic() + patience
+    while not what():
+        assert time.monotonic() < end, f"not within {patience} s"
+        time.sleep(0.01)
+
+
+SMALL = "server_checkpoint = 256k\nsession_checkpoint = 16k"
+
+
+def domain_of(*names: str, options: str = SMALL, special: dict[str, str] | None = None) -> list[Server]:
+    """Servers of one domain, numbered from 0; with more options for one of this name. `domain_port` is where others speak to it."""
+    key = PLACE / "domain.key"
+    key.write_text(f"{KEY}\n")
+    servers = [Server(name, f"{options}\n{(special or {}).get(name, '')}", size="8M") for name in names]
+    ports = [free_port() for _ in names]
+    members = "".join(f"[member {name}]\nnumber = {i}\nurl = http://127.0.0.1:{port}\n" for i, (name, port) in enumerate(zip(names, ports)))
+    for server, port in zip(servers, ports):
+        server.domain_port = port
+        with server.config.open("a") as f:
+            f.write(f"[domain]\nlisten = 127.0.0.1:{port}\nkey = {key}\n{members}")
+    return servers

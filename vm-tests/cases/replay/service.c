@@ -143,6 +143,62 @@ static int fickle(struct replay_call *call, const void *body, size_t size, void 
 	return 200;
 }
 
+/* "NAME SERVICE METHOD BODY": writes what the service says to the shared variable NAME, and says it */
+static int keep(struct replay_call *call, const void *body, size_t size, void *arg)
+{
+	char text[1024], name[256], service[256], method[256];
+	const void *reply;
+	size_t reply_size;
+	int status, at = 0;
+
+	(void)arg;
+	snprintf(text, sizeof(text), "%.*s", (int)size, (const char *)body);
+	if (sscanf(text, "%255s %255s %255s %n", name, service, method, &at) != 3)
+		return replay_reply_text(call, "NAME SERVICE METHOD BODY\n"), 400;
+	if (replay_call_method(call, service, method, text + at, strlen(text + at), &status, &reply, &reply_size) ||
+	    replay_write(call, name, reply, reply_size))
+		return 0;
+	replay_reply(call, "text/plain", reply, reply_size);
+	return status;
+}
+
+/* The name of a shared variable: its bytes */
+static int show(struct replay_call *call, const void *body, size_t size, void *arg)
+{
+	const void *value;
+	char name[256];
+	size_t len;
+
+	(void)arg;
+	snprintf(name, sizeof(name), "%.*s", (int)size, (const char *)body);
+	if (!replay_read(call, name, &value, &len))
+		return replay_reply(call, "text/plain", value, len) ? 0 : 200;
+	return errno == ENOENT ? 404 : 0;
+}
+
+/* Microseconds of the processor that it takes, if it is replayed. Says how often the session has asked. */
+static int burn(struct replay_call *call, const void *body, size_t size, void *arg)
+{
+	long long asked = 0, until;
+	struct timespec t;
+	const void *value;
+	char text[32];
+
+	(void)arg;
+	snprintf(text, sizeof(text), "%.*s", (int)size, (const char *)body);
+	if (!replay_get(call, "asked", &value, NULL))
+		memcpy(&asked, value, sizeof(asked));
+	asked++;
+	clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t);
+	until = t.tv_sec * 1000000000ll + t.tv_nsec + atoll(text) * 1000;
+	while (replay_replaying(call) && t.tv_sec * 1000000000ll + t.tv_nsec < until)
+		clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t);
+	if (replay_set(call, "asked", &asked, sizeof(asked)) || replay_add(call, "burnt", 1, NULL))
+		return 0;
+	replay_reply_text(call, "%lld\n", asked);
+	return 200;
+}
+
 int main(int argc, char **argv)
 {
 	struct replay_server *server;
@@ -157,7 +213,9 @@ int main(int argc, char **argv)
 	if (replay_method(server, "add", version ? atoi(version) : 1, add, NULL) || replay_method(server, "look", 1, look, NULL) ||
 	    replay_method(server, "forward", 1, forward, NULL) || replay_method(server, "values", 1, values, NULL) ||
 	    replay_method(server, "echo", 1, echo, NULL) || replay_method(server, "slow", 1, slow, NULL) ||
-	    replay_method(server, "put", 1, put, NULL) || replay_method(server, "fickle", 1, fickle, NULL)) {
+	    replay_method(server, "put", 1, put, NULL) || replay_method(server, "fickle", 1, fickle, NULL) ||
+	    replay_method(server, "keep", 1, keep, NULL) || replay_method(server, "show", 1, show, NULL) ||
+	    replay_method(server, "burn", 1, burn, NULL)) {
 		fprintf(stderr, "service: %s\n", replay_error(server));
 		return 2;
 	}
