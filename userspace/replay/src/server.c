@@ -111,7 +111,7 @@ static void expire(struct server *server)
 	int i;
 
 	for (i = 0; i < 2; i++) {
-		while ((s = server->idle[i]) && ttl[i] && now - s->used >= ttl[i]) {
+		while ((s = server->idle[i]) && ttl[i] && s->used + ttl[i] <= now) {
 			s->due_end |= !s->inbox;
 			if (s->due_end)
 				session_queue(server, s);

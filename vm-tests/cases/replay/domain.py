@@ -272,7 +272,7 @@ def request(draw: random.Random, member: bool) -> tuple[bytes, bool]:
 
 def fuzz() -> None:
     """Thousands of requests, drawn, to both listeners: it stays up, does not grow, and answers others as before"""
-    target = Server("fuzzed", "session_ttl = 2s\nserver_checkpoint = 256k\nsession_checkpoint = 16k", size="8M")
+    target = Server("fuzzed", "session_ttl = 2s\nkey_ttl = 2s\nserver_checkpoint = 256k\nsession_checkpoint = 16k", size="8M")
     target.domain_port = free_port()
     with target.config.open("a") as f:
         f.write(front.config.read_text()[front.config.read_text().index("[domain]"):].replace("member front", "member fuzzed")

@@ -9,7 +9,7 @@ import time
 from replay import Server, Session, ctl, equal, main, until
 
 TTL = 2.0
-server = Server("ttl", f"session_ttl = {TTL:.0f}s\nthreads = 1").start()
+server = Server("ttl", f"session_ttl = {TTL:.0f}s\nkey_ttl = {TTL:.0f}s\nthreads = 1").start()
 
 
 def listed() -> dict[str, str]:
