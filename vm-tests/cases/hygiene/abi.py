@@ -1,9 +1,11 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: GPL-2.0-or-later
-"""kernel-patches/SYSCALLS against every place that repeats it: the series, the library, the manual pages, the manual."""
+"""kernel-patches/SYSCALLS against every place that repeats it: the series, the library, the manual pages, the manual. And each
+library: its header and what it exports."""
 
 import re
 from collections.abc import Iterator
+from pathlib import Path
 from typing import NamedTuple
 
 from kernel import PATCHES, SOURCE
@@ -11,6 +13,7 @@ from ktap import TOP, main, tracked
 
 FIRST, LAST = 500, 511      # ours; mainline below, x32 above
 LIBRARY = TOP / "userspace/libperdure"
+REPLAY = TOP / "userspace/replay"
 UAPI = "include/uapi/linux/zlr.h"
 
 
@@ -103,10 +106,14 @@ def kernel_sources() -> Iterator[str]:
                 yield f"kernel/zlr/Makefile: {where[0]} with {c.name} does not depend on CONFIG_{c.option}"
 
 
+def exported(version_script: Path) -> set[str]:
+    return set(re.findall(r"^\t\t([\w*]+);", version_script.read_text().partition("local:")[0], re.M))
+
+
 def library() -> Iterator[str]:
     """Numbers, exports and prototypes."""
     header = (LIBRARY / "include/perdure.h").read_text()
-    exports = set(re.findall(r"^\t\t(\w+);", (LIBRARY / "src/libperdure.map").read_text(), re.M))
+    exports = exported(LIBRARY / "src/libperdure.map")
     declared = set(re.findall(r"^PERDURE_API [^;(]*?\b(\w+)\(", header, re.M))
     have = {(name, int(number)) for name, number in
             re.findall(r"#define __NR_(\w+)\s+(\d+)", (LIBRARY / "src/numbers.h").read_text())}
@@ -120,6 +127,18 @@ def library() -> Iterator[str]:
             yield f"libperdure.map: has no node PERDURE_{c.since}"
     yield from (f"libperdure.map exports {name}, which perdure.h does not declare" for name in exports - declared)
     yield from (f"perdure.h declares {name}, which libperdure.map does not export" for name in declared - exports)
+
+
+def replay() -> Iterator[str]:
+    """libreplay's header, the functions that it marks as its interface, and its map."""
+    declared = set(re.findall(r"^[a-z][^;(]*?\b(replay_\w+)\((?!\*)", (REPLAY / "include/replay.h").read_text(), re.M))
+    marked = set(re.findall(r"^API [^;(]*?\b(\w+)\(", (REPLAY / "src/api.c").read_text(), re.M))
+    exports = exported(REPLAY / "src/libreplay.map")
+    if len(declared) < 20:
+        yield f"replay.h declares {len(declared)} functions only"
+    for name in sorted(declared | marked | exports):
+        yield from (f"{name} is not in {where}" for where, names in
+                    (("replay.h", declared), ("api.c as API", marked), ("libreplay.map", exports)) if name not in names)
 
 
 def user_header() -> Iterator[str]:
@@ -166,4 +185,4 @@ def manual() -> Iterator[str]:
 
 
 if __name__ == "__main__":
-    main(numbers, system_call_tables, generic_numbers, kernel_sources, library, user_header, manual)
+    main(numbers, system_call_tables, generic_numbers, kernel_sources, library, replay, user_header, manual)

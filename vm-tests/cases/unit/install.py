@@ -7,6 +7,7 @@ import re
 import sys
 import tempfile
 from collections.abc import Iterator
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
@@ -14,9 +15,27 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "hygiene"))
 from ktap import BUILD, TOP, main, output  # noqa: E402
 
 VERSION = (TOP / "VERSION").read_text().strip()
-MAP = TOP / "userspace/libperdure/src/libperdure.map"
-INLINE = {"getreginfo", "getiolog"}     # in the header only: they know the caller's size
 STRICT = ["-Wall", "-Wextra", "-Wno-unused-parameter", "-Wstrict-aliasing", "-Wundef", "-pedantic", "-Werror"]
+
+
+@dataclass(frozen=True)
+class Library:
+    name: str
+    pc: str
+    header: str
+    map: Path
+    declares: str                           # a declaration in the header: the name
+    inline: frozenset[str] = frozenset()    # in the header only
+    overviews: frozenset[str] = frozenset() # pages of no function
+
+
+PERDURE = Library("libperdure", "perdure", "/include/perdure.h", TOP / "userspace/libperdure/src/libperdure.map",
+                  r"^PERDURE_API [^;(]*?\b(\w+)\(",
+                  frozenset({"getreginfo", "getiolog"}),    # they know the caller's size
+                  frozenset({"perdure_shared", "perdure_state"}))
+REPLAY = Library("libreplay", "libreplay", "/include/replay.h", TOP / "userspace/replay/src/libreplay.map",
+                 r"^[a-z][^;({]*?\b(\w+)\((?!\*)")
+LIBRARIES = PERDURE, REPLAY
 
 scratch = tempfile.TemporaryDirectory(prefix="unit-install-", dir=BUILD)
 root = Path(scratch.name) / "root"
@@ -36,86 +55,108 @@ def one(suffix: str) -> Path:
     return found[0]
 
 
-def pkg_config(*args: str) -> list[str]:
-    env = {"PKG_CONFIG_LIBDIR": str(one("/perdure.pc").parent), "PKG_CONFIG_SYSROOT_DIR": str(root)}
-    return output("pkg-config", *args, "perdure", env=env).split()
+def pkg_config(library: Library, *args: str) -> list[str]:
+    env = {"PKG_CONFIG_LIBDIR": str(one(f"/{library.pc}.pc").parent), "PKG_CONFIG_SYSROOT_DIR": str(root)}
+    return output("pkg-config", *args, library.pc, env=env).split()
 
 
-def compiled(source: str, name: str, *flags: str, compiler: str = "cc") -> Path:
+def compiled(library: Library, source: str, name: str, *flags: str, compiler: str = "cc") -> Path:
     """A program made of the source, with what is installed and nothing of the tree."""
     path = Path(scratch.name) / name
     path.write_text(source)
     program = path.with_suffix("")
-    output(compiler, *flags, "-o", program, path, *pkg_config("--cflags", "--libs"))
+    output(compiler, *flags, "-o", program, path, *pkg_config(library, "--cflags", "--libs"))
     return program
 
 
 def files() -> Iterator[str]:
     installed()
-    wanted = [f"/libperdure.so.{VERSION}", "/libperdure.so.0", "/libperdure.so", "/libperdure.a", "/include/perdure.h",
-              "/include/perdure/zlr.h", "/pkgconfig/perdure.pc", "/man7/perdure.7"]
+    wanted = ["/include/perdure/zlr.h", "/man7/perdure.7", "/bin/replayctl", "/man5/replay.conf.5", "/man7/replay.7",
+              "/man7/replay_http.7", "/man8/replayctl.8"]
+    for library in LIBRARIES:
+        wanted += [f"/{library.name}.so.{VERSION}", f"/{library.name}.so.0", f"/{library.name}.so", f"/{library.name}.a", library.header,
+                   f"/pkgconfig/{library.pc}.pc"]
     yield from (f"{name} is not installed" for name in wanted if not any(f.endswith(name) for f in installed()))
     yield from (f"{name} leads nowhere" for name, p in installed().items() if not p.exists())
     yield from (f"{name} is installed, though it is for tests" for name in installed()
-                if re.search(r"unit-|abi-|faults|examples", name))
+                if re.search(r"unit-|abi-|replay-|faults|examples", name))
 
 
 def library() -> Iterator[str]:
-    dynamic = output("readelf", "-dW", one("/libperdure.so"))
-    if "[libperdure.so.0]" not in dynamic:
-        yield "the soname is not libperdure.so.0"
-    if "TEXTREL" in dynamic or not re.search(r"GNU_STACK.* RW ", output("readelf", "-lW", one("/libperdure.so"))):
-        yield "text relocations, or an executable stack"
+    for library in LIBRARIES:
+        path = one(f"/{library.name}.so")
+        dynamic = output("readelf", "-dW", path)
+        if f"[{library.name}.so.0]" not in dynamic:
+            yield f"the soname is not {library.name}.so.0"
+        if "TEXTREL" in dynamic or not re.search(r"GNU_STACK.* RW ", output("readelf", "-lW", path)):
+            yield f"{library.name}: text relocations, or an executable stack"
 
 
-def exports() -> Iterator[str]:
-    """The library's symbols, the map, the header and the pages name the same functions."""
+def mapped(library: Library) -> dict[str, str]:
+    """The version of each symbol."""
     node, version = "", {}
-    for line in MAP.read_text().splitlines():
-        if begins := re.match(r"(PERDURE_[\d.]+) \{", line):
+    for line in library.map.read_text().splitlines():
+        if begins := re.match(r"([A-Z]+_[\d.]+) \{", line):
             node = begins[1]
         elif symbol := re.match(r"\t\t(\w+);", line):
             version[symbol[1]] = node
-    have = dict(re.findall(r" [TDBRVW] (\w+)@@(\w[\w.]*)$", output("nm", "-D", "--defined-only", one("/libperdure.so")), re.M))
-    header = one("/include/perdure.h").read_text()
-    declared = set(re.findall(r"^PERDURE_API [^;(]*?\b(\w+)\(", header, re.M))
-    defined = set(re.findall(r"^static inline \w+ (\w+)\(", header, re.M))
-    static = set(re.findall(r" [TDBRVW] (\w+)$", output("nm", "--defined-only", one("/libperdure.a")), re.M))
+    return version
+
+
+def exports() -> Iterator[str]:
+    """The library's symbols, the map and the header name the same functions."""
+    for library in LIBRARIES:
+        version = mapped(library)
+        symbols = output("nm", "-D", "--defined-only", one(f"/{library.name}.so"))
+        have = dict(re.findall(r" [TDBRVW] (\w+)@@(\w[\w.]*)$", symbols, re.M))
+        header = one(library.header).read_text()
+        declared = set(re.findall(library.declares, header, re.M))
+        defined = set(re.findall(r"^static inline \w+ (\w+)\(", header, re.M))
+        static = set(re.findall(r" [TDBRVW] (\w+)$", output("nm", "--defined-only", one(f"/{library.name}.a")), re.M))
+
+        yield from (f"{s}: exported as {have.get(s)}, in the map as {version.get(s)}"
+                    for s in sorted(have.keys() | version.keys()) if have.get(s) != version.get(s) and s != version.get(s))
+        for what, names in (f"{library.header} declares", declared), (f"{library.name}.a has", static):
+            if names != set(version):
+                yield f"{what} {sorted(names - set(version))} more and {sorted(set(version) - names)} less than the map"
+        if defined != library.inline:
+            yield f"inline functions of {library.header}: {sorted(defined)}"
+
+
+def functions() -> Iterator[str]:
+    """Each function has a page of its name, and each page of section 2 and 3 is of a function."""
+    want = set().union(*(mapped(library).keys() | library.inline for library in LIBRARIES))
     pages: dict[str, list[str]] = {}
     for name in (n for n in installed() if re.search(r"/man[23]/", n)):
         pages.setdefault(Path(name).stem, []).append(name)
-
-    yield from (f"{s}: exported as {have.get(s)}, in the map as {version.get(s)}"
-                for s in sorted(have.keys() | version.keys()) if have.get(s) != version.get(s) and s != version.get(s))
-    for what, names in ("the header declares", declared), ("the static library has", static):
-        if names != set(version):
-            yield f"{what} {sorted(names - set(version))} more and {sorted(set(version) - names)} less than the map"
-    if defined != INLINE:
-        yield f"inline functions of the header: {sorted(defined)}"
-    if set(pages) - {"perdure_shared", "perdure_state"} != set(version) | INLINE:
-        yield f"pages for {sorted(set(pages) - set(version) - INLINE)}, none for {sorted((set(version) | INLINE) - set(pages))}"
+    have = set(pages).difference(*(library.overviews for library in LIBRARIES))
+    if have != want:
+        yield f"pages for {sorted(have - want)}, none for {sorted(want - have)}"
     yield from (f"{name} is in {found}" for name, found in pages.items() if len(found) != 1)
 
 
 def pages() -> Iterator[str]:
     """Each page names the functions that lead to it, shows their prototypes as they are, and cites pages that exist."""
-    header = re.sub(r"\s+", " ", one("/include/perdure.h").read_text())
+    header = re.sub(r"\s+", " ", "".join(one(library.header).read_text() for library in LIBRARIES))
+    overviews = PERDURE.overviews | REPLAY.overviews
     ours = {Path(n).name for n in installed() if "/man/" in n}
-    for name, path in sorted((n, p) for n, p in installed().items() if re.search(r"/man[237]/", n)):
+    for name, path in sorted((n, p) for n, p in installed().items() if re.search(r"/man[2357]/|/man8/replay", n)):
         text = path.read_text()
         if not path.is_symlink():
             complaints = output("mandoc", "-Tlint", "-Wwarning", path, ok=(0, 1, 2, 3, 4))
-            yield from complaints.splitlines()
-            yield from (f"{name}: no section {s}" for s in ("EXAMPLES", "SEE ALSO", "STANDARDS") if f".Sh {s}\n" not in text)
-            if "/man7/" not in name:
-                yield from (f"{name}: no section {s}" for s in ("RETURN VALUES", "ERRORS") if f".Sh {s}\n" not in text)
-            for page, section in re.findall(r"^\.Xr (\w+) (\d)", text, re.M):
-                if re.match(r"perdure|zhttpd|(re|get)reg|hread|lwrite|lsendfile|getiolog", page) and f"{page}.{section}" not in ours:
+            # A page is as old as its release: there is no date to forget
+            yield from (line for line in complaints.splitlines() if "missing date" not in line)
+            for page, section in re.findall(r"^\.Xr ([\w.]+) (\d)", text, re.M):
+                if re.match(r"perdure|replay|zhttpd|(re|get)reg|hread|lwrite|lsendfile|getiolog", page) and f"{page}.{section}" not in ours:
                     yield f"{name}: cites {page}({section}), which does not exist"
-        if "/man7/" in name:
+            if re.search(r"/man[237]/", name):
+                yield from (f"{name}: no section {s}" for s in ("EXAMPLES", "SEE ALSO", "STANDARDS") if f".Sh {s}\n" not in text)
+            if re.search(r"/man[23]/", name):
+                yield from (f"{name}: no section {s}" for s in ("RETURN VALUES", "ERRORS") if f".Sh {s}\n" not in text)
+        if not re.search(r"/man[23]/", name):
             continue
         names = re.findall(r"^\.Nm (\w+)", text, re.M)
-        if path.stem not in (*names, "perdure_shared", "perdure_state"):
+        if path.stem not in (*names, *overviews):
             yield f"{name}: is not about {path.stem}"
         for function in names:
             shown = prototype(text, function)
@@ -136,20 +177,24 @@ def prototype(page: str, function: str) -> str | None:
 
 
 def examples() -> Iterator[str]:
-    """The pages' examples compile, without a warning, as they are printed."""
+    """The pages' examples in C compile, without a warning, as they are printed."""
     count = 0
     for name, path in sorted((n, p) for n, p in installed().items() if re.search(r"/man[237]/", n) and not p.is_symlink()):
+        library = REPLAY if path.name.startswith("replay") else PERDURE
         section = re.search(r"^\.Sh EXAMPLES\n(.*?)^\.Sh ", path.read_text(), re.M | re.S)
         found = re.findall(r"^\.Bd -literal -offset indent\n(.*?)^\.Ed", section[1] if section else "", re.M | re.S)
-        if not found:
+        # An overview may speak with a shell, a client its own language
+        programs = [text for text in found if "#include" in text]
+        if not found or (not programs and "/man7/replay" not in name):
             yield f"{name}: no example"
-        for number, text in enumerate(found):
+        for number, text in enumerate(programs):
+            part = [] if "main(" in text else ["-c"]
             try:
-                compiled(text.replace("\\e", "\\"), f"{path.stem}-{number}.c", "-std=gnu11", *STRICT)
+                compiled(library, text.replace("\\e", "\\"), f"{path.stem}-{number}.c", "-std=gnu11", *STRICT, *part)
                 count += 1
             except RuntimeError as error:
                 yield f"{name}: {error}"
-    if count < 11:
+    if count < 18:
         yield f"only {count} examples compile"
 
 
@@ -169,34 +214,73 @@ int main(void)
 """
 
 
+# Its own names are those that the library has inside
+USE_REPLAY = """
+#include <errno.h>
+#include <replay.h>
+
+int execute, judge, nap;
+int report(void);
+int report(void) { return 0; }
+
+static int run(struct replay_call *call, const void *body, size_t size, void *arg)
+{
+	(void)body;
+	(void)arg;
+	return replay_reply_text(call, "%d", (int)size) ? 500 : 200;
+}
+
+int main(void)
+{
+	struct replay_server *server = replay_new();
+	int bad;
+
+	bad = !server || replay_method(server, "m", 1, run, NULL) || !replay_method(server, "m", 1, run, NULL) || errno != EEXIST;
+	bad |= !replay_start(server, "/nonexistent/file") || errno != ENOENT || !*replay_error(server);
+	replay_free(server);
+	return bad + report();
+}
+"""
+
+
 def headers() -> Iterator[str]:
     """In C and C++, each header first and alone, twice, and with the kernel's name for it."""
     cast = USE.replace("static_cast<int *>(", "(int *)(")
     alone = "#include <perdure/zlr.h>\n#include <perdure.h>\n#include <perdure/zlr.h>\nint main(void) { return 0; }\n"
+    twice = "#include <replay.h>\n#include <replay.h>\nint main(void) { return 0; }\n"
     for standard, compiler, ext in (("c11", "cc", "c"), ("c17", "cc", "c"), ("c++11", "c++", "cc"), ("c++20", "c++", "cc")):
-        for name, source in (("use", USE if ext == "cc" else cast), ("alone", alone)):
+        for library, name, source in ((PERDURE, "use", USE if ext == "cc" else cast), (PERDURE, "alone", alone),
+                                      (REPLAY, "use", USE_REPLAY), (REPLAY, "twice", twice)):
             try:
-                compiled(source, f"{name}.{ext}", f"-std={standard}", *STRICT, compiler=compiler)
+                compiled(library, source, f"{name}.{ext}", f"-std={standard}", *STRICT, compiler=compiler)
             except RuntimeError as error:
                 yield f"{standard}: {error}"
 
 
 def linking() -> Iterator[str]:
     """Shared and static: pkg-config says how, and the programs run."""
-    source = USE.replace("static_cast<int *>(", "(int *)(").replace("++*count", "1 + !count")
-    shared = compiled(source, "shared.c")
-    if "libperdure.so.0" not in output("readelf", "-d", shared):
-        yield "a program linked as pkg-config says does not need libperdure.so.0"
-    output(shared, env={"LD_LIBRARY_PATH": str(one("/libperdure.so").parent)}, ok=(0, 1))
-    static = Path(scratch.name) / "static"
-    output("cc", "-static", "-o", static, shared.with_suffix(".c"), *pkg_config("--static", "--cflags", "--libs"))
-    output(static, ok=(0, 1))
-    if pkg_config("--modversion") != [VERSION]:
-        yield f"pkg-config says version {pkg_config('--modversion')}, VERSION {VERSION}"
+    for library, source, ok in ((PERDURE, USE.replace("static_cast<int *>(", "(int *)(").replace("++*count", "1 + !count"), (0, 1)),
+                                (REPLAY, USE_REPLAY, (0,))):
+        shared = compiled(library, source, "shared.c")
+        if f"{library.name}.so.0" not in output("readelf", "-d", shared):
+            yield f"a program linked as pkg-config says does not need {library.name}.so.0"
+        output(shared, env={"LD_LIBRARY_PATH": str(one(f"/{library.name}.so").parent)}, ok=ok)
+        flags = pkg_config(library, "--static", "--cflags", "--libs")
+        if library == REPLAY:   # what it is made with is not there as static libraries everywhere
+            flags = ["-l:libreplay.a" if flag == "-lreplay" else flag for flag in flags]
+        else:
+            flags.append("-static")
+        static = Path(scratch.name) / "static"
+        output("cc", "-o", static, shared.with_suffix(".c"), *flags)
+        if library.name in output("readelf", "-d", static):
+            yield f"{library.name} is not in the program that was linked with it"
+        output(static, ok=ok)
+        if pkg_config(library, "--modversion") != [VERSION]:
+            yield f"pkg-config says version {pkg_config(library, '--modversion')}, VERSION {VERSION}"
 
 
 if __name__ == "__main__":
     try:
-        main(files, library, exports, pages, examples, headers, linking)
+        main(files, library, exports, functions, pages, examples, headers, linking)
     finally:
         scratch.cleanup()
