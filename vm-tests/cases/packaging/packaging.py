@@ -3,10 +3,14 @@
 """The packages of the library and the tools, and what packaging says when it cannot go on."""
 
 import hashlib
+import http.client
 import os
 import shutil
+import socket
+import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "harness"))
@@ -71,19 +75,119 @@ def debs() -> None:
     again = build("deb", "deb2")
     equal(sums(again), sums(first))
     files = {n.split("_")[0]: deb_files(p) for n, p in first.items() if n.endswith(".deb")}
-    assert {"libperdure0", "libperdure-dev", "perdure-tools"} <= set(files), files.keys()
+    assert {"libperdure0", "libperdure-dev", "libreplay0", "libreplay-dev", "perdure-tools", "replayctl"} <= set(files), files.keys()
     for package, want in (("libperdure0", f"/usr/lib/x86_64-linux-gnu/libperdure.so.{VERSION}"),
                           ("libperdure-dev", "/usr/include/perdure/zlr.h"),
                           ("libperdure-dev", "/usr/lib/x86_64-linux-gnu/libperdure.a"),
                           ("libperdure-dev", "/usr/share/man/man2/hread.2.gz"),
                           ("perdure-tools", "/usr/bin/perdure-vm"), ("perdure-tools", "/usr/sbin/zhttpd"),
-                          ("perdure-tools", "/usr/share/man/man1/perdure-vm.1.gz")):
+                          ("perdure-tools", "/usr/share/man/man1/perdure-vm.1.gz"),
+                          ("libreplay0", f"/usr/lib/x86_64-linux-gnu/libreplay.so.{VERSION}"),
+                          ("libreplay-dev", "/usr/include/replay.h"),
+                          ("libreplay-dev", "/usr/lib/x86_64-linux-gnu/libreplay.a"),
+                          ("libreplay-dev", "/usr/lib/x86_64-linux-gnu/pkgconfig/libreplay.pc"),
+                          ("libreplay-dev", "/usr/share/man/man3/replay_uuid.3.gz"),
+                          ("replayctl", "/usr/bin/replayctl"), ("replayctl", "/usr/share/man/man5/replay.conf.5.gz"),
+                          ("replayctl", "/usr/share/man/man7/replay.7.gz"), ("replayctl", "/usr/share/man/man8/replayctl.8.gz")):
         assert want in files[package], f"{package}: no {want}"
+        equal([other for other, names in files.items() if want in names], [package])
+    for package, names in files.items():
+        if not package.startswith(("libreplay", "replayctl")):
+            equal([n for n in names if "replay" in n and "/python3" not in n], [])
     for package, names in files.items():
         bad = [n for n in names if any(w in n for w in ("faults", "unit-", "bench", "__pycache__", "/usr/local"))]
         assert not bad, f"{package}: {bad}"
     run("lintian", "--allow-root", "--fail-on", "error,warning", *[p for n, p in first.items() if n.endswith(".deb")])
     run("sh", "-c", f"cd {WORK / 'deb1'} && sha256sum --check --quiet SHA256SUMS")
+
+
+SERVER = """
+#include <stdio.h>
+#include <replay.h>
+
+static int add(struct replay_call *call, const void *body, size_t size, void *arg)
+{
+	int64_t sum;
+
+	if (replay_add(call, "sum", size, &sum))
+		return 500;
+	replay_reply_text(call, "%lld", (long long)sum);
+	return 200;
+}
+
+int main(int argc, char **argv)
+{
+	struct replay_server *server = replay_new();
+
+	return replay_method(server, "add", 1, add, NULL) || replay_main(server, argv[argc - 1]);
+}
+"""
+
+
+def ask(port: int, key: str, body: str) -> str:
+    """Again until it is answered, as a client does."""
+    end = time.monotonic() + 120
+    while True:
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+        try:
+            connection.request("POST", "/add", body, {"Idempotency-Key": key})
+            answer = connection.getresponse()
+            if answer.status != 503:
+                return answer.read().decode()
+        except OSError:
+            pass
+        finally:
+            connection.close()
+        assert time.monotonic() < end, "the server does not answer"
+        time.sleep(0.05)
+
+
+def serves(program: Path, ctl: Path, libraries: Path) -> None:
+    """A server that was built with installed packages executes a request once, over kill -9."""
+    env = {"LD_LIBRARY_PATH": str(libraries)}
+    log, conf, control = (program.with_suffix(suffix) for suffix in (".log", ".conf", ".sock"))
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        port = int(s.getsockname()[1])
+    conf.write_text(f"[server]\nname = sum\nlog = {log}\nlisten = 127.0.0.1:{port}\ncontrol = {control}\n")
+    run(ctl, "format", log, "--size", "2M", env=env)
+    for key, body, want in (("one", "xx", "2"), ("one", "xx", "2"), ("two", "x", "3")):
+        server = subprocess.Popen([program, conf], env=os.environ | env, stderr=subprocess.PIPE, text=True)
+        try:
+            equal(ask(port, key, body), want)
+            assert "serving" in run(ctl, "status", control, env=env)
+        finally:
+            server.kill()
+            server.communicate()
+    assert "whole" in run(ctl, "verify", log, env=env)
+
+
+def libreplay() -> None:
+    """libreplay's packages, in a root of their own: a program is built with them, and serves; purged, nothing of them is left."""
+    root = WORK / "root-replay"
+    (root / "var/lib/dpkg/info").mkdir(parents=True)
+    (root / "var/lib/dpkg/status").touch()
+    debs = {n.split("_")[0]: p for n, p in ((p.name, p) for p in (WORK / "deb1").glob("*.deb"))}
+    names = ["libreplay0", "libreplay-dev", "replayctl"]
+    dpkg = ["fakeroot", "dpkg", f"--root={root}", "--force-depends", f"--log={WORK / 'dpkg.log'}"]
+    run(*dpkg, "--install", *(debs[n] for n in names))
+    libraries = root / "usr/lib/x86_64-linux-gnu"
+    source = WORK / "sum.c"
+    source.write_text(SERVER)
+    env = {"PKG_CONFIG_LIBDIR": str(libraries / "pkgconfig"), "PKG_CONFIG_SYSROOT_DIR": str(root)}
+    flags = run("pkg-config", "--cflags", "--libs", "libreplay", env=env).split()
+    run("cc", "-Wall", "-Werror", "-o", WORK / "sum", source, *flags)
+    serves(WORK / "sum", root / "usr/bin/replayctl", libraries)
+    # What dpkg-shlibdeps reads for programs of others
+    assert "REPLAY_0.1@REPLAY_0.1 0.1.0" in run("dpkg-deb", "--info", debs["libreplay0"], "symbols")
+    # A server in production needs nothing of the rest
+    for name in names:
+        depends = run("dpkg-deb", "--field", debs[name], "Depends")
+        assert "perdure" not in depends and "python" not in depends and ("libcurl4" in depends) != (name == "libreplay-dev"), depends
+    assert "libreplay0" in run("dpkg-deb", "--field", debs["python3-perdure"], "Recommends")
+    run(*dpkg, "--purge", *names)
+    equal([str(p) for p in root.rglob("*") if not p.is_dir() and "var/lib/dpkg" not in str(p)], [])
+    equal([str(p) for p in (root / "var/lib/dpkg/info").glob("*replay*")], [])
 
 
 def rpms() -> None:
@@ -97,6 +201,23 @@ def rpms() -> None:
     listing = run("rpm", "-qlp", *[p for n, p in first.items() if n.endswith(".rpm")])
     for want in "/usr/lib64/libperdure.so.0", "/usr/bin/perdure-vm", "/usr/include/perdure.h", "/usr/share/man/man7/perdure.7.gz":
         assert want in listing.splitlines(), f"no {want}"
+    root = WORK / "root-rpm"
+    root.mkdir()
+    for package, wants in (("perdure-replay", ["lib64/libreplay.so.0", "bin/replayctl", "share/man/man5/replay.conf.5.gz",
+                                               "share/man/man7/replay.7.gz", "share/man/man8/replayctl.8.gz"]),
+                           ("perdure-replay-devel", ["include/replay.h", "lib64/libreplay.so", "lib64/libreplay.a",
+                                                     "lib64/pkgconfig/libreplay.pc", "share/man/man3/replay_uuid.3.gz"])):
+        path = first[f"{package}-{VERSION}-1.x86_64.rpm"]
+        has = run("rpm", "-qlp", path).splitlines()
+        assert set(wants) <= {n.removeprefix("/usr/") for n in has}, has
+        equal([want for want in wants if listing.splitlines().count(f"/usr/{want}") != 1], [])
+        # Debian's names of what the library needs are not those of others
+        needs = run("rpm", "-qp", "--requires", path)
+        assert "CURL_" not in needs and "libinih" not in needs, needs
+        run("sh", "-ec", f"cd {root}; rpm2cpio {path} | cpio -idm --quiet --no-absolute-filenames")
+    (WORK / "sum.c").write_text(SERVER)
+    run("cc", "-o", WORK / "sum-rpm", WORK / "sum.c", f"-I{root}/usr/include", f"-L{root}/usr/lib64", "-lreplay")
+    serves(WORK / "sum-rpm", root / "usr/bin/replayctl", root / "usr/lib64")
     built = [p for n, p in first.items() if n.endswith(".rpm")]
     # Versions of rpmlint find different things
     found = run("rpmlint", "--ignore-unused-rpmlintrc", "-r", TOP / "packaging/rpm/rpmlintrc", *built)
@@ -243,7 +364,7 @@ def machine() -> None:
     assert "take a Perdure kernel" in run(program, "--kernel", image, "true", ok=125, env=env)
 
 
-PARTS = {"configurations": [configs, unmet], "userspace": [debs, rpms, signed], "refusals": [architecture, distribution, arguments, unpinned, scripts],
+PARTS = {"configurations": [configs, unmet], "userspace": [debs, libreplay, rpms, signed], "refusals": [architecture, distribution, arguments, unpinned, scripts],
          "machine": [machine]}
 
 if __name__ == "__main__":
