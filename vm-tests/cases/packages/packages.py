@@ -7,6 +7,7 @@ import os
 import re
 import shutil
 import sys
+import zlib
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "harness"))
@@ -19,8 +20,10 @@ NEXT = re.sub(r"\d+$", lambda last: str(int(last[0]) + 1), VERSION)
 WORK = BUILD / "test" / "packages"
 PROFILE = os.environ.get("PERDURE_PACKAGES_PROFILE", "server")
 DIST = Path(os.environ.get("PERDURE_PACKAGES") or WORK)
-# A system with its own kernel: each of the two that make an initramfs. Nothing else beside init and what the guest runs
-SYSTEMS = {"bookworm": "initramfs-tools", "trixie": "dracut,rpm"}
+# A system with its own kernel: each of the two that make an initramfs. Nothing else beside init, what the guest runs, and what
+# libreplay needs
+SYSTEMS = {"bookworm": "initramfs-tools,libcurl4,libinih1,libisal2,libjansson4,libmicrohttpd12",
+           "trixie": "dracut,rpm,libcurl4t64,libinih1,libisal2,libjansson4,libmicrohttpd12t64"}
 # rpm runs scripts in a mount namespace of its own, for which the root has to be a mount
 IN_ROOT = """mount --rbind "$1" "$1"; mount -t proc proc "$1/proc"; mount -t sysfs sys "$1/sys"; mount --bind /dev "$1/dev"; root=$1; shift
 exec chroot "$root" /usr/bin/env -i PATH=/usr/sbin:/usr/bin:/sbin:/bin DEBIAN_FRONTEND=noninteractive LC_ALL=C.UTF-8 "$@" """
@@ -30,9 +33,9 @@ class System:
     """A root file system."""
 
     def __init__(self, release: str) -> None:
-        tar = WORK / f"{release}.tar"
+        include = f"systemd-sysv,python3,kmod,linux-image-cloud-amd64,{SYSTEMS[release]}"
+        tar = WORK / f"{release}-{zlib.crc32(include.encode()):08x}.tar"
         if not tar.exists():
-            include = f"systemd-sysv,python3,kmod,linux-image-cloud-amd64,{SYSTEMS[release]}"
             run("mmdebstrap", "--quiet", "--format=tar", "--variant=minbase", f"--include={include}", release, tar.with_suffix(".new"),
                 f"deb {mirror()} {release} main")
             tar.with_suffix(".new").rename(tar)
@@ -160,7 +163,8 @@ def protects(said: list[str], release: str) -> None:
                  "unit: 5 restarts by the kernel, 1 by systemd", "done"])
 
 
-DEBS = ("linux-image-*-perdure*_amd64.deb", "libperdure0_*.deb", "perdure-tools_*.deb", "python3-perdure_*.deb")
+DEBS = ("linux-image-*-perdure*_amd64.deb", "libperdure0_*.deb", "perdure-tools_*.deb", "python3-perdure_*.deb", "libreplay0_*.deb",
+        "replayctl_*.deb")
 system: System
 
 
@@ -201,6 +205,13 @@ def both(old: str) -> None:
         protects(system.boot(release), release)
 
 
+def replay() -> None:
+    """A server of libreplay, in Python, executes each request once, over kill -9."""
+    shutil.copy(HERE / "replay.py", system.root)
+    where = "/usr/lib/perdure/python" if sys.argv[1] == "rpm" else ""
+    equal(system.inside("env", f"PYTHONPATH={where}", "python3", "/replay.py").splitlines()[-1], "2 2 3, the log is whole")
+
+
 def upgrade() -> None:
     """The next release is installed beside this one, which still boots."""
     old = system.ours()[0]
@@ -217,13 +228,14 @@ def plain() -> None:
 
 def remove() -> None:
     """Removed, nothing of ours is left, and the distribution's kernel boots."""
-    names = re.findall(r"^(\S*perdure\S*)", system.inside("dpkg-query", "-W", "-f", "${Package}\n"), re.M)
+    names = re.findall(r"^(\S*(?:perdure|replay)\S*)", system.inside("dpkg-query", "-W", "-f", "${Package}\n"), re.M)
     system.apt("purge", *names)
     gone(system)
 
 
 def gone(where: System) -> None:
-    left = [str(p) for d in ("boot", "usr", "var", "etc") for p in (where.root / d).rglob("*perdure*")]
+    left = [str(p) for d in ("boot", "usr", "var", "etc") for name in ("*perdure*", "libreplay*", "replay.*", "replayctl*")
+            for p in (where.root / d).rglob(name)]
     equal([p for p in left if "perdure-check.service" not in p], [])
     stock = where.releases()
     equal(where.boot(stock[0]), [f"kernel {stock[0]}", "done"])
@@ -265,7 +277,7 @@ def rpm_install() -> None:
     (system.root / "etc/selinux").mkdir(exist_ok=True)
     (system.root / "etc/selinux/config").write_text("SELINUX=enforcing\n")
     # Debian's rpm does not know what dpkg has installed
-    system.inside("rpm", "-i", "--nodeps", *system.copy("N", "kernel-perdure-6*.rpm", "perdure-0*.rpm"))
+    system.inside("rpm", "-i", "--nodeps", *system.copy("N", "kernel-perdure-6*.rpm", "perdure-0*.rpm", "perdure-replay-0*.rpm"))
     # Where that distribution has its libraries, Debian does not look
     (system.root / "etc/ld.so.conf.d/lib64.conf").write_text("/usr/lib64\n")
     system.inside("ldconfig")
@@ -279,7 +291,7 @@ def rpm_upgrade() -> None:
     """The next release's kernel is installed beside this one, which still boots; the tools are replaced."""
     old = system.ours()[0]
     system.inside("rpm", "-i", "--nodeps", *system.copy("N+1", "kernel-perdure-6*.rpm"))
-    system.inside("rpm", "-U", "--nodeps", *system.copy("N+1", "perdure-0*.rpm"))
+    system.inside("rpm", "-U", "--nodeps", *system.copy("N+1", "perdure-0*.rpm", "perdure-replay-0*.rpm"))
     both(old)
 
 
@@ -311,8 +323,8 @@ if __name__ == "__main__":
         main(build, lint, modules, machine)
     assert os.getuid() == 0, "needs root: it makes file systems and installs packages into them"
     system = System("trixie" if part == "rpm" else part)
-    deb = [refuse, interrupt, install, plain, upgrade, remove]
+    deb = [refuse, interrupt, install, replay, plain, upgrade, remove]
     try:
-        main(*([rpm_missing, rpm_entry, rpm_install, rpm_upgrade, rpm_remove] if part == "rpm" else deb))
+        main(*([rpm_missing, rpm_entry, rpm_install, replay, rpm_upgrade, rpm_remove] if part == "rpm" else deb))
     finally:
         system.close()
