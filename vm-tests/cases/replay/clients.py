@@ -200,8 +200,8 @@ def headers() -> None:
                 c.recv(4096)
             except TimeoutError:
                 pass
-    status, text = Session(server).call("look", "head")
-    assert status == 404 or text == "1\n", (status, text)
+    status, said = Session(server).call("look", "head")
+    assert status == 404 or said == "1\n", (status, said)
 
 
 def verbs() -> None:

@@ -8,7 +8,7 @@ import sys
 import threading
 import time
 
-from replay import CTL, DISK, Server, Session, ctl, equal, main, until
+from replay import CTL, DISK, KEY, Server, Session, ctl, domain_of, equal, main, until
 
 LAST = int(sys.argv[1])
 BODY = b"z" * 30000
@@ -29,7 +29,8 @@ def work(s: Session, failed: bool) -> int:
             equal((status, text.split()[1]), (200, str(s.next // 2)))
             s.next += 1
             if number == 4:
-                ctl("checkpoint", s.server.control, ok=None if failed else 0)
+                status = subprocess.run([CTL, "checkpoint", s.server.control], stdin=subprocess.DEVNULL, capture_output=True).returncode
+                assert failed or not status
         except (OSError, AssertionError) as error:
             assert isinstance(error, OSError) or s.server.process and s.server.process.poll() is not None, error
             break
@@ -64,9 +65,13 @@ def each_write() -> None:
             ended(server, f"written: {why}")
             server.start()
             if acknowledged:
-                last = ("add", "x 1") if acknowledged % 2 == 0 else ("echo", BODY)
-                status, _, text = s.once(*last, acknowledged)
-                equal((status, text), (200, BODY.decode() if acknowledged % 2 else f"{acknowledged // 2} {acknowledged // 2}\n"))
+                odd = acknowledged % 2
+                status, headers, text = s.once("echo" if odd else "add", BODY if odd else "x 1", acknowledged)
+                if status == 409:
+                    # The next one was stored, and only its answer was lost
+                    equal(headers["Replay-Sequence"], str(acknowledged + 2))
+                else:
+                    equal((status, text), (200, BODY.decode() if odd else f"{acknowledged // 2} {acknowledged // 2}\n"))
             if acknowledged % 2:
                 equal(s.call("add", "x 1"), (200, f"{s.next // 2} {s.next // 2}\n"))
     count = s.next // 2
@@ -160,4 +165,44 @@ def slow() -> None:
     server.stop()
 
 
-main(each_write, short, each_read, slow)
+def slow_flush() -> None:
+    """The same when it is another member of the domain that waits"""
+    server = domain_of("flushed", "other")[0].start()
+    sessions = [Session(server) for _ in range(2)]
+    server.stop()
+    server.start(failing("write 3+ slow"))
+    assert server.process
+    got: list[bytes] = []
+
+    def flush() -> None:
+        figures = server.figures()
+        state = f"0/{figures['epoch']}/{figures['log']['end'] - 1}"
+        got.append(server.raw(f"POST /replay/flush HTTP/1.1\r\nHost: x\r\nReplay-Domain-Key: {KEY}\r\nReplay-From: 1\r\nReplay-State: {state}\r\n"
+                              "Content-Length: 0\r\nConnection: close\r\n\r\n".encode(), server.domain_port, 60))
+
+    clients = [threading.Thread(target=s.call, args=("add", "x 1")) for s in sessions]
+    clients[0].start()
+    until(lambda: server.figures()["log"]["durable"] < server.figures()["log"]["end"])
+    end = server.figures()["log"]["end"]
+    # In the next block
+    clients[1].start()
+    until(lambda: server.figures()["log"]["end"] > end)
+    other = threading.Thread(target=flush)
+    other.start()
+    time.sleep(0.2)
+    server.process.send_signal(signal.SIGTERM)
+    try:
+        equal(server.process.wait(30), 0)
+    finally:
+        server.process.kill()
+    other.join()
+    assert got and (not got[0] or got[0].startswith((b"HTTP/1.1 204 ", b"HTTP/1.1 503 "))), got
+    server.errors()
+    server.start()
+    for thread in clients:
+        thread.join()
+    equal(Session(server).call("look", "x"), (200, "2\n"))
+    server.stop()
+
+
+main(each_write, short, each_read, slow, slow_flush)

@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
 """Sockets that the service manager opens, Prometheus' page, and who may speak to the control socket."""
 
+import atexit
 import os
 import re
 import socket
@@ -25,7 +26,7 @@ os.execv(argv[0], argv)
 """
 
 
-def listening(family: int, where: object) -> socket.socket:
+def listening(family: int, where: str | tuple[str, int]) -> socket.socket:
     s = socket.socket(family)
     s.bind(where)
     s.listen(100)
@@ -40,9 +41,11 @@ def options(server: Server, metrics: int, domain: int) -> None:
 
 
 def launch(server: Server, names: str, sockets: list[socket.socket]) -> None:
+    """With these sockets, as a service manager starts it."""
     fds = [s.fileno() for s in sockets]
     server.process = subprocess.Popen([sys.executable, "-c", PASS, names, ",".join(map(str, fds)), str(SERVICE), str(server.config)],
                                       pass_fds=fds, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    atexit.register(server.process.kill)
 
 
 def answers(port: int, head: str) -> bytes:

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
 """Servers of libreplay for the tests: their files, their processes, their clients."""
 
+import atexit
 import http.client
 import json
 import os
@@ -11,7 +12,9 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "harness"))
 from points import BUILD, equal, main, run  # noqa: E402,F401
@@ -51,6 +54,8 @@ class Server:
     def launch(self, env: dict[str, str] | None = None) -> subprocess.Popen[str]:
         self.process = subprocess.Popen([*map(str, self.program), self.config], env=os.environ | (env or {}), stdin=subprocess.DEVNULL,
                                         stderr=subprocess.PIPE, text=True)
+        # Also if a test ends before it has stopped it
+        atexit.register(self.process.kill)
         return self.process
 
     def start(self, env: dict[str, str] | None = None) -> "Server":
@@ -129,8 +134,8 @@ class Server:
         status = Path(f"/proc/{self.process.pid}/status").read_text()
         return int(status.split("VmRSS:")[1].split()[0]) * 1024
 
-    def figures(self) -> dict[str, object]:
-        found: dict[str, object] = json.loads(ctl("status", self.control, "--json"))
+    def figures(self) -> dict[str, Any]:
+        found: dict[str, Any] = json.loads(ctl("status", self.control, "--json"))
         return found
 
 
@@ -161,6 +166,22 @@ class Session:
             equal(int(headers["Replay-Sequence"]), self.next)
             self.next += 1
         return status, text
+
+
+def at_once(*functions: Callable[[], None]) -> list[Callable[[], None]]:
+    """Begins all of them, side by side: for those that wait most of the time. As points for main()."""
+    pool = ThreadPoolExecutor(len(functions))
+
+    def point(function: Callable[[], None]) -> Callable[[], None]:
+        future = pool.submit(function)
+
+        def wait() -> None:
+            future.result()
+
+        wait.__doc__ = function.__doc__
+        return wait
+
+    return [point(function) for function in functions]
 
 
 def until(what: Callable[[], object], patience: float = 60) -> None:

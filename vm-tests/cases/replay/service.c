@@ -176,13 +176,14 @@ static int show(struct replay_call *call, const void *body, size_t size, void *a
 	return errno == ENOENT ? 404 : 0;
 }
 
-/* Microseconds of the processor that it takes, if it is replayed. Says how often the session has asked. */
+/* Microseconds of the processor that it takes, if it is replayed. Says what "add" does. */
 static int burn(struct replay_call *call, const void *body, size_t size, void *arg)
 {
 	long long asked = 0, until;
 	struct timespec t;
 	const void *value;
 	char text[32];
+	int64_t sum;
 
 	(void)arg;
 	snprintf(text, sizeof(text), "%.*s", (int)size, (const char *)body);
@@ -193,9 +194,9 @@ static int burn(struct replay_call *call, const void *body, size_t size, void *a
 	until = t.tv_sec * 1000000000ll + t.tv_nsec + atoll(text) * 1000;
 	while (replay_replaying(call) && t.tv_sec * 1000000000ll + t.tv_nsec < until)
 		clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t);
-	if (replay_set(call, "asked", &asked, sizeof(asked)) || replay_add(call, "burnt", 1, NULL))
+	if (replay_set(call, "asked", &asked, sizeof(asked)) || replay_add(call, "burnt", 1, &sum))
 		return 0;
-	replay_reply_text(call, "%lld\n", asked);
+	replay_reply_text(call, "%lld %lld\n", (long long)sum, asked);
 	return 200;
 }
 
