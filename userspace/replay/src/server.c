@@ -463,6 +463,10 @@ void server_message(struct server *server, const struct message *m, struct reply
 		if (history_judge(own, &m->state) == UNKNOWN && m->state.epoch < own->epoch)
 			history_learn(own, (struct ending){ .first = m->state.epoch, .last = m->state.epoch });
 		put_endings(server, &reply->endings, server->config.self, m->state.epoch ? m->state.epoch : 1);
+	} else if (log_used(&server->log) + m->body.len > server->log.ring / 8 * 7) {
+		/* It says it again */
+		server->env->wake(server->env, &server->keeper);
+		reply->answer = A_RETRY;
 	} else if (m->from < MEMBERS_MAX) {
 		learn(server, m->from, cursor(m->body.data, m->body.len));
 		/* The sender will not say it again */
