@@ -13,7 +13,7 @@ THREADS = 4
 READERS = 3 * THREADS
 
 # The pool does not grow: nobody takes the place of a thread that waits
-front, back = domain_of("front", "back", special={"front": f"threads = {THREADS}\nthreads_max = {THREADS + 1}", "back": "batch = 2s"})
+front, back = domain_of("front", "back", special={"front": f"threads = {THREADS}\nthreads_max = {THREADS}", "back": "batch = 2s"})
 
 
 class Reader:
