@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: GPL-2.0-or-later
-"""kernel-patches/SYSCALLS against every place that repeats it: the series, the library, the manual pages, the manual. And each
-library: its header and what it exports."""
+"""kernel-patches/SYSCALLS against every place that repeats it: the series, the library, the manual pages, the manual.
+And each library: its header and what it exports."""
 
 import re
 from collections.abc import Iterator

@@ -20,8 +20,8 @@ NEXT = re.sub(r"\d+$", lambda last: str(int(last[0]) + 1), VERSION)
 WORK = BUILD / "test" / "packages"
 PROFILE = os.environ.get("PERDURE_PACKAGES_PROFILE", "server")
 DIST = Path(os.environ.get("PERDURE_PACKAGES") or WORK)
-# A system with its own kernel: each of the two that make an initramfs. Nothing else beside init, what the guest runs, and what
-# libreplay needs
+# A system with its own kernel: each of the two that make an initramfs. Nothing else beside init, what the guest runs, and
+# what libreplay needs
 SYSTEMS = {"bookworm": "initramfs-tools,libcurl4,libinih1,libisal2,libjansson4,libmicrohttpd12",
            "trixie": "dracut,rpm,libcurl4t64,libinih1,libisal2,libjansson4,libmicrohttpd12t64"}
 # rpm runs scripts in a mount namespace of its own, for which the root has to be a mount
@@ -163,8 +163,8 @@ def protects(said: list[str], release: str) -> None:
                  "unit: 5 restarts by the kernel, 1 by systemd", "done"])
 
 
-DEBS = ("linux-image-*-perdure*_amd64.deb", "libperdure0_*.deb", "perdure-tools_*.deb", "python3-perdure_*.deb", "libreplay0_*.deb",
-        "replayctl_*.deb")
+DEBS = ("linux-image-*-perdure*_amd64.deb", "libperdure0_*.deb", "perdure-tools_*.deb", "python3-perdure_*.deb",
+        "libreplay0_*.deb", "replayctl_*.deb")
 system: System
 
 
@@ -209,7 +209,8 @@ def replay() -> None:
     """A server of libreplay, in Python, executes each request once, over kill -9."""
     shutil.copy(HERE / "replay.py", system.root)
     where = "/usr/lib/perdure/python" if sys.argv[1] == "rpm" else ""
-    equal(system.inside("env", f"PYTHONPATH={where}", "python3", "/replay.py").splitlines()[-1], "2 2 3, the log is whole")
+    said = system.inside("env", f"PYTHONPATH={where}", "python3", "/replay.py")
+    equal(said.splitlines()[-1], "2 2 3, the log is whole")
 
 
 def upgrade() -> None:
@@ -234,8 +235,8 @@ def remove() -> None:
 
 
 def gone(where: System) -> None:
-    left = [str(p) for d in ("boot", "usr", "var", "etc") for name in ("*perdure*", "libreplay*", "replay.*", "replayctl*")
-            for p in (where.root / d).rglob(name)]
+    names = "*perdure*", "libreplay*", "replay.*", "replayctl*"
+    left = [str(p) for d in ("boot", "usr", "var", "etc") for name in names for p in (where.root / d).rglob(name)]
     equal([p for p in left if "perdure-check.service" not in p], [])
     stock = where.releases()
     equal(where.boot(stock[0]), [f"kernel {stock[0]}", "done"])
@@ -277,7 +278,8 @@ def rpm_install() -> None:
     (system.root / "etc/selinux").mkdir(exist_ok=True)
     (system.root / "etc/selinux/config").write_text("SELINUX=enforcing\n")
     # Debian's rpm does not know what dpkg has installed
-    system.inside("rpm", "-i", "--nodeps", *system.copy("N", "kernel-perdure-6*.rpm", "perdure-0*.rpm", "perdure-replay-0*.rpm"))
+    packages = system.copy("N", "kernel-perdure-6*.rpm", "perdure-0*.rpm", "perdure-replay-0*.rpm")
+    system.inside("rpm", "-i", "--nodeps", *packages)
     # Where that distribution has its libraries, Debian does not look
     (system.root / "etc/ld.so.conf.d/lib64.conf").write_text("/usr/lib64\n")
     system.inside("ldconfig")

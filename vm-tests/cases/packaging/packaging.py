@@ -75,7 +75,7 @@ def debs() -> None:
     again = build("deb", "deb2")
     equal(sums(again), sums(first))
     files = {n.split("_")[0]: deb_files(p) for n, p in first.items() if n.endswith(".deb")}
-    assert {"libperdure0", "libperdure-dev", "libreplay0", "libreplay-dev", "perdure-tools", "replayctl"} <= set(files), files.keys()
+    assert {"libperdure0", "libperdure-dev", "libreplay0", "libreplay-dev", "perdure-tools", "replayctl"} <= set(files), files
     for package, want in (("libperdure0", f"/usr/lib/x86_64-linux-gnu/libperdure.so.{VERSION}"),
                           ("libperdure-dev", "/usr/include/perdure/zlr.h"),
                           ("libperdure-dev", "/usr/lib/x86_64-linux-gnu/libperdure.a"),
@@ -88,7 +88,8 @@ def debs() -> None:
                           ("libreplay-dev", "/usr/lib/x86_64-linux-gnu/pkgconfig/libreplay.pc"),
                           ("libreplay-dev", "/usr/share/man/man3/replay_uuid.3.gz"),
                           ("replayctl", "/usr/bin/replayctl"), ("replayctl", "/usr/share/man/man5/replay.conf.5.gz"),
-                          ("replayctl", "/usr/share/man/man7/replay.7.gz"), ("replayctl", "/usr/share/man/man8/replayctl.8.gz")):
+                          ("replayctl", "/usr/share/man/man7/replay.7.gz"),
+                          ("replayctl", "/usr/share/man/man8/replayctl.8.gz")):
         assert want in files[package], f"{package}: no {want}"
         equal([other for other, names in files.items() if want in names], [package])
     for package, names in files.items():
@@ -163,7 +164,7 @@ def serves(program: Path, ctl: Path, libraries: Path) -> None:
 
 
 def libreplay() -> None:
-    """libreplay's packages, in a root of their own: a program is built with them, and serves; purged, nothing of them is left."""
+    """libreplay's packages, in a root of their own: a server is built with them, and serves; purged, nothing is left."""
     root = WORK / "root-replay"
     (root / "var/lib/dpkg/info").mkdir(parents=True)
     (root / "var/lib/dpkg/status").touch()
@@ -183,7 +184,8 @@ def libreplay() -> None:
     # A server in production needs nothing of the rest
     for name in names:
         depends = run("dpkg-deb", "--field", debs[name], "Depends")
-        assert "perdure" not in depends and "python" not in depends and ("libcurl4" in depends) != (name == "libreplay-dev"), depends
+        assert "perdure" not in depends and "python" not in depends, depends
+        equal("libcurl4" in depends, name != "libreplay-dev")
     assert "libreplay0" in run("dpkg-deb", "--field", debs["python3-perdure"], "Recommends")
     run(*dpkg, "--purge", *names)
     equal([str(p) for p in root.rglob("*") if not p.is_dir() and "var/lib/dpkg" not in str(p)], [])
@@ -203,10 +205,11 @@ def rpms() -> None:
         assert want in listing.splitlines(), f"no {want}"
     root = WORK / "root-rpm"
     root.mkdir()
-    for package, wants in (("perdure-replay", ["lib64/libreplay.so.0", "bin/replayctl", "share/man/man5/replay.conf.5.gz",
-                                               "share/man/man7/replay.7.gz", "share/man/man8/replayctl.8.gz"]),
-                           ("perdure-replay-devel", ["include/replay.h", "lib64/libreplay.so", "lib64/libreplay.a",
-                                                     "lib64/pkgconfig/libreplay.pc", "share/man/man3/replay_uuid.3.gz"])):
+    ours = {"perdure-replay": ["lib64/libreplay.so.0", "bin/replayctl", "share/man/man5/replay.conf.5.gz",
+                               "share/man/man7/replay.7.gz", "share/man/man8/replayctl.8.gz"],
+            "perdure-replay-devel": ["include/replay.h", "lib64/libreplay.so", "lib64/libreplay.a",
+                                     "lib64/pkgconfig/libreplay.pc", "share/man/man3/replay_uuid.3.gz"]}
+    for package, wants in ours.items():
         path = first[f"{package}-{VERSION}-1.x86_64.rpm"]
         has = run("rpm", "-qlp", path).splitlines()
         assert set(wants) <= {n.removeprefix("/usr/") for n in has}, has
@@ -364,7 +367,8 @@ def machine() -> None:
     assert "take a Perdure kernel" in run(program, "--kernel", image, "true", ok=125, env=env)
 
 
-PARTS = {"configurations": [configs, unmet], "userspace": [debs, libreplay, rpms, signed], "refusals": [architecture, distribution, arguments, unpinned, scripts],
+PARTS = {"configurations": [configs, unmet], "userspace": [debs, libreplay, rpms, signed],
+         "refusals": [architecture, distribution, arguments, unpinned, scripts],
          "machine": [machine]}
 
 if __name__ == "__main__":
