@@ -95,9 +95,9 @@ int replay_write_number(struct replay_call *call, const char *name, int64_t numb
 
 /*
  * Calls a method of another server, [member] or [service] @service of the file, exactly once: sent again until it is answered,
- * which may take as long as the other is away. @status and the reply are its method's. errno: EHOSTUNREACH (no such @service),
- * EFBIG (more than 1 MiB), ESTALE (the session there has ended: the next call begins another), EPROTO (it does not take it),
- * EREMOTEIO (the session there is stuck), EBADMSG (it does not keep to the protocol), EINVAL, ECANCELED
+ * which may take as long as the other is away, or until its `timeout`. @status and the reply are its method's. errno: EHOSTUNREACH
+ * (no such @service), EFBIG (more than 1 MiB; if the reply is, the request has been executed), ETIMEDOUT (nobody knows whether it
+ * has been), ESTALE (the session there has ended: the next call begins another), EPROTO (it does not take it), EREMOTEIO (the session there is stuck), EBADMSG (it does not keep to the protocol), EINVAL, ECANCELED
  */
 int replay_call_method(struct replay_call *call, const char *service, const char *method, const void *body, size_t size,
 		       int *status, const void **reply, size_t *reply_size);

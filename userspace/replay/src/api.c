@@ -147,7 +147,7 @@ API int replay_start(struct replay_server *r, const char *path)
 	make_peers(r);
 	r->options.config.methods = r->methods;
 	r->options.config.nr_methods = r->nr_methods;
-	http_exchange_init(&r->options);
+	http_exchange_init();
 	r->world.env.exchange = http_exchange;
 	/* Clients are told to ask again while it recovers: they do not think that it is gone */
 	r->http = http_listen(&r->options, control_page, &r->server, r->error);

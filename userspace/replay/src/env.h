@@ -46,6 +46,7 @@ enum answer {
 	A_ORPHAN,	/* M_FLUSH: it has been lost */
 	A_REFUSED,	/* not understood: @body says why */
 	A_TIMEOUT,	/* of ourselves: it has not answered in time */
+	A_LARGE,	/* likewise: it has executed it, and its reply is more than we take */
 };
 
 /* Whoever gets it frees it. */

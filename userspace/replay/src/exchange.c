@@ -14,7 +14,6 @@
 #define ANSWER_MS	5000l		/* of a member of the domain, to what needs no method to run */
 #define METHOD_MS	60000l		/* then it is asked again, and joins the one that runs */
 
-static const struct options *options;
 static pthread_key_t multi_key;
 
 static void multi_free(void *multi)
@@ -22,11 +21,17 @@ static void multi_free(void *multi)
 	curl_multi_cleanup(multi);
 }
 
-void http_exchange_init(const struct options *o)
+static void init(void)
 {
-	options = o;
 	curl_global_init(CURL_GLOBAL_DEFAULT);
 	pthread_key_create(&multi_key, multi_free);
+}
+
+void http_exchange_init(void)
+{
+	static pthread_once_t once = PTHREAD_ONCE_INIT;
+
+	pthread_once(&once, init);
 }
 
 static CURLM *multi_get(void)
@@ -48,7 +53,7 @@ struct leg {
 	struct curl_slist *headers;
 	struct bytes body;
 	char *type;
-	bool answer, bad;
+	bool answer, bad, large;
 };
 
 static size_t take_body(char *data, size_t size, size_t n, void *arg)
@@ -57,7 +62,7 @@ static size_t take_body(char *data, size_t size, size_t n, void *arg)
 
 	/* A plain service may say anything */
 	if (leg->body.len + size * n > VALUE_MAX) {
-		leg->bad = true;
+		leg->large = true;
 		return 0;
 	}
 	bytes_add(&leg->body, data, size * n);
@@ -157,7 +162,7 @@ static char *describe(struct leg *leg)
 	if ((m->kind == M_CALL || m->kind == M_END) && !leg->service->plain)
 		add_header(leg, H_SEQUENCE ": %llu", (unsigned long long)m->sequence);
 	if (leg->service->member != OUTSIDE) {
-		add_header(leg, H_DOMAIN_KEY ": %s", options->domain_key.data);
+		add_header(leg, H_DOMAIN_KEY ": %s", leg->service->domain_key);
 		add_header(leg, H_FROM ": %u", m->from);
 		text = vector_text(&m->depends);
 		if (*text)
@@ -185,6 +190,8 @@ static bool leg_begin(struct leg *leg, CURLM *multi)
 	free(url);
 	curl_easy_setopt(leg->easy, CURLOPT_NOSIGNAL, 1l);
 	curl_easy_setopt(leg->easy, CURLOPT_PROTOCOLS_STR, "http,https");
+	if (leg->service->ca)
+		curl_easy_setopt(leg->easy, CURLOPT_CAINFO, leg->service->ca);
 	curl_easy_setopt(leg->easy, CURLOPT_CONNECTTIMEOUT_MS, CONNECT_MS);
 	if (leg->x->patience && leg->x->patience / 1000000 < (uint64_t)wait)
 		wait = leg->x->patience / 1000000 + 1;
@@ -215,6 +222,11 @@ static void leg_end(struct leg *leg, CURLcode result)
 	long status = 0;
 
 	curl_easy_getinfo(leg->easy, CURLINFO_RESPONSE_CODE, &status);
+	/* It would say the same again */
+	if (leg->large && !leg->bad && leg->x->message->kind == M_CALL && (leg->answer ? reply->answer == A_OK : !again(status))) {
+		reply->answer = A_LARGE;
+		return;
+	}
 	if (result != CURLE_OK || leg->bad || (!leg->answer && (!leg->service->plain || again(status)))) {
 		leg->x->error = result == CURLE_COULDNT_CONNECT ? -ECONNREFUSED : leg->bad ? -EBADMSG : -ETIMEDOUT;
 		return;

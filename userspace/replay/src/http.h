@@ -33,8 +33,8 @@ void http_serve(struct http *http, struct server *server);
 void http_close(struct http *http);
 
 /* The environment's way to other servers: peers are struct service */
-/* Before the first exchange; @o stays */
-void http_exchange_init(const struct options *o);
+/* Before the first exchange */
+void http_exchange_init(void);
 void http_exchange(struct env *env, struct exchange *exchanges, unsigned int n);
 
 #endif

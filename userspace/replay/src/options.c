@@ -5,6 +5,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 #include <utlist.h>
 
 #include "options.h"
@@ -198,6 +199,8 @@ static int service_option(struct parser *p, struct service *s, bool member, cons
 			s->url[--len] = 0;
 		return 1;
 	}
+	if (!strcmp(name, "ca"))
+		return access(value, R_OK) ? wrong(p, "ca = %s: %s", value, strerror(errno)) : set_text(p, &s->ca, name, value);
 	if (member && !strcmp(name, "number")) {
 		if (!number(value, counts, MEMBERS_MAX - 1, &n) || n >= MEMBERS_MAX)
 			return wrong(p, "number = %s: not from 0 to %u", value, MEMBERS_MAX - 1);
@@ -256,6 +259,7 @@ static void check(struct parser *p)
 		if (s->member == OUTSIDE)
 			continue;
 		members = true;
+		s->domain_key = (const char *)o->domain_key.data;
 		LL_FOREACH(s->next, other)
 			if (other->member == s->member)
 				wrong(p, "%s and %s have the same number", s->name, other->name);
@@ -328,6 +332,7 @@ void options_free(struct options *o)
 	LL_FOREACH_SAFE(o->services, s, next) {
 		free(s->name);
 		free(s->url);
+		free(s->ca);
 		free(s);
 	}
 	free(o->name);

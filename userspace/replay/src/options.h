@@ -9,9 +9,11 @@
 struct service {
 	char *name;
 	char *url;		/* without the last "/" */
+	char *ca;		/* a file of the certificates that https may be signed by, NULL: the system's */
 	uint16_t member;	/* OUTSIDE: of no domain, or another */
 	bool plain;		/* not one of ours: it knows Idempotency-Key */
 	uint64_t timeout;	/* ns that a call may take, 0 for ever */
+	const char *domain_key;	/* of a member */
 	struct service *next;
 };
 

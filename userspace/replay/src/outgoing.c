@@ -169,6 +169,8 @@ static int to_errno(enum answer answer)
 		return -EPROTO;
 	case A_TIMEOUT:
 		return -ETIMEDOUT;
+	case A_LARGE:
+		return -EFBIG;
 	default:
 		return -EBADMSG;
 	}

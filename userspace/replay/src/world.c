@@ -4,6 +4,7 @@
 #include <inttypes.h>
 #include <limits.h>
 #include <linux/fs.h>
+#include <signal.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -21,6 +22,7 @@
 #include "world.h"
 
 #define SECTOR_MAX	4096
+#define FILL_SIZE	(1u << 20)
 #define VERDICTS_MAX	(64u << 10)
 
 /* One that waits. Each has a condition of its own: others that share the bucket sleep on. */
@@ -127,8 +129,13 @@ struct start {
 static void *thread_main(void *arg)
 {
 	struct start start = *(struct start *)arg;
+	sigset_t set;
 
 	free(arg);
+	/* A connection that breaks while it is written to is an error, not the end */
+	sigemptyset(&set);
+	sigaddset(&set, SIGPIPE);
+	pthread_sigmask(SIG_BLOCK, &set, NULL);
 	start.run(start.arg);
 	bounce_free();
 	return NULL;
@@ -396,14 +403,17 @@ static int look(struct world *w)
 
 static int fill(struct world *w, void (*progress)(uint64_t done, uint64_t all))
 {
-	static const uint8_t zeros[1 << 20];
+	uint8_t *zeros = bounce_get(FILL_SIZE);
 	uint64_t done = 0;
 	int err;
 
+	if (!zeros)
+		return -ENOMEM;
+	memset(zeros, 0, FILL_SIZE);
 	while (done < w->size) {
-		size_t n = w->size - done < sizeof(zeros) ? w->size - done : sizeof(zeros);
+		size_t n = w->size - done < FILL_SIZE ? w->size - done : FILL_SIZE;
 
-		err = all_io(w, done, memcpy(bounce_get(sizeof(zeros)), zeros, sizeof(zeros)), n, true);
+		err = all_io(w, done, zeros, n, true);
 		if (err)
 			return err;
 		done += n;

@@ -86,7 +86,7 @@ class Payment:
             row = db.execute("SELECT body, reply FROM paid WHERE key = ?", (key,)).fetchone()
             if row is None:
                 count = db.execute("SELECT COUNT(*) FROM paid").fetchone()[0] + 1
-                row = body, f"paid {count} for {body}"
+                row = body, "much " * 300000 if body == "large" else f"paid {count} for {body}"
                 db.execute("INSERT INTO paid VALUES (?, ?, ?)", (key, *row))
         assert row[0] == body, (key, row, body)
         if trouble == "close after":
@@ -190,11 +190,11 @@ def tls() -> None:
     wrapper = PLACE / "trusting"
     wrapper.write_text(f"#!/bin/sh\nexec unshare --mount sh -c '{script}' sh {SERVICE} \"$@\"\n")
     wrapper.chmod(0o755)
-    server.program = wrapper
+    server.program = [wrapper]
     served(server, payment)
     # One that does not trust it says nothing to it
     before = len(payment.paid())
-    server.program = SERVICE
+    server.program = [SERVICE]
     server.start()
     s = Session(server)
     body = b"payment pay mistrusted"
@@ -203,6 +203,18 @@ def tls() -> None:
         raise AssertionError(server.raw(head.encode() + body, patience=3))
     equal(len(payment.paid()), before)
     server.stop()
+    # Or the file of options names the CA
+    named = Server("named", more=f"[service payment]\nurl = https://127.0.0.1:{payment.port}\nprotocol = idempotency-key\nca = {ca}").start()
+    equal(Session(named).call("forward", "payment pay named")[0], 200)
+    equal(len(payment.paid()), before + 1)
+    # More than can be taken is said once
+    s = Session(named)
+    equal(s.call("forward", "payment pay large"), (502, "EFBIG\n"))
+    equal(len(payment.paid()), before + 2)
+    equal(s.call("forward", "payment pay small"), (200, f"paid {before + 3} for small"))
+    named.stop()
+    named.config.write_text(named.config.read_text().replace(f"ca = {ca}", f"ca = {PLACE}/none.pem"))
+    assert "none.pem: No such file" in named.fails()
 
 
 main(*at_once(plain, tls))
