@@ -11,6 +11,7 @@
 #include "control.h"
 #include "core.h"
 #include "http.h"
+#include "kept.h"
 #include "options.h"
 #include "world.h"
 
@@ -139,9 +140,11 @@ API int replay_start(struct replay_server *r, const char *path)
 	err = options_read(&r->options, path, r->error);
 	if (err)
 		return fail(r, err, r->error);
+	kept_begin(r->options.log);
 	err = world_open(&r->world, r->options.log, false, r->error);
 	if (err)
 		goto options;
+	kept_note(r->world.fd, KEPT_FILE, NULL);
 	r->world.name = r->options.name;
 	r->world.verdicts = r->options.verdicts;
 	make_peers(r);
@@ -168,6 +171,7 @@ http:
 	http_close(r->http);
 	r->http = NULL;
 world:
+	kept_end();
 	world_close(&r->world);
 	free(r->peers);
 	r->peers = NULL;
@@ -183,6 +187,7 @@ API void replay_stop(struct replay_server *r)
 	/* First who waits is answered: the listener waits for him */
 	server_stop(&r->server);
 	http_close(r->http);
+	kept_end();
 	world_close(&r->world);
 	options_free(&r->options);
 	free(r->peers);

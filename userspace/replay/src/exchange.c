@@ -6,8 +6,11 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/socket.h>
+#include <unistd.h>
 
 #include "http.h"
+#include "kept.h"
 #include "wire.h"
 
 #define CONNECT_MS	2000l
@@ -39,7 +42,9 @@ static CURLM *multi_get(void)
 	CURLM *multi = pthread_getspecific(multi_key);
 
 	if (!multi) {
+		kept_watch();
 		multi = curl_multi_init();
+		kept_watched();
 		pthread_setspecific(multi_key, multi);
 	}
 	return multi;
@@ -55,6 +60,23 @@ struct leg {
 	char *type;
 	bool answer, bad, large;
 };
+
+static curl_socket_t socket_open(void *arg, curlsocktype purpose, struct curl_sockaddr *address)
+{
+	int fd = socket(address->family, address->socktype | SOCK_CLOEXEC, address->protocol);
+
+	(void)arg;
+	(void)purpose;
+	kept_note(fd, KEPT_FILE, NULL);
+	return fd;
+}
+
+static int socket_close(void *arg, curl_socket_t fd)
+{
+	(void)arg;
+	kept_forget(fd);
+	return close(fd);
+}
 
 static size_t take_body(char *data, size_t size, size_t n, void *arg)
 {
@@ -207,6 +229,8 @@ static bool leg_begin(struct leg *leg, CURLM *multi)
 	curl_easy_setopt(leg->easy, CURLOPT_HEADERFUNCTION, take_header);
 	curl_easy_setopt(leg->easy, CURLOPT_HEADERDATA, leg);
 	curl_easy_setopt(leg->easy, CURLOPT_PRIVATE, leg);
+	curl_easy_setopt(leg->easy, CURLOPT_OPENSOCKETFUNCTION, socket_open);
+	curl_easy_setopt(leg->easy, CURLOPT_CLOSESOCKETFUNCTION, socket_close);
 	return curl_multi_add_handle(multi, leg->easy) == CURLM_OK;
 }
 

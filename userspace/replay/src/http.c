@@ -14,6 +14,7 @@
 #include <unistd.h>
 
 #include "http.h"
+#include "kept.h"
 #include "wire.h"
 
 #define SESSIONS	"/replay/sessions"
@@ -332,6 +333,11 @@ static bool too_large(struct request *r)
 	return length && !number_parse(length, VALUE_MAX, &n);
 }
 
+static int socket_of(struct MHD_Connection *connection)
+{
+	return MHD_get_connection_info(connection, MHD_CONNECTION_INFO_CONNECTION_FD)->connect_fd;
+}
+
 /* MHD calls it with the headers alone, with each piece of the body, at the body's end, and after MHD_resume_connection() */
 static enum MHD_Result handle(void *arg, struct MHD_Connection *connection, const char *path, const char *method, const char *version,
 			      const char *data, size_t *size, void **state)
@@ -339,7 +345,6 @@ static enum MHD_Result handle(void *arg, struct MHD_Connection *connection, cons
 	const struct slot *slot = arg;
 	struct request *r = *state;
 
-	(void)version;
 	if (!r) {
 		*state = r = must_alloc(sizeof(*r));
 		r->http = slot->http;
@@ -357,6 +362,9 @@ static enum MHD_Result handle(void *arg, struct MHD_Connection *connection, cons
 	}
 	if (r->answered)
 		return send_reply(r);
+	/* Who speaks 1.0 may wait for the connection's end */
+	if (!strcmp(version, MHD_HTTP_VERSION_1_1))
+		kept_asked(socket_of(connection));
 	return r->listener == CLIENTS || r->listener == DOMAIN ? handle_request(r, method, path) : handle_page(r, method, path);
 }
 
@@ -365,14 +373,25 @@ static void request_end(void *arg, struct MHD_Connection *connection, void **sta
 	struct request *r = *state;
 
 	(void)arg;
-	(void)connection;
-	(void)code;
 	if (!r)
 		return;
+	if (code == MHD_REQUEST_TERMINATED_COMPLETED_OK)
+		kept_answered(socket_of(connection));
 	bytes_free(&r->body);
 	reply_free(&r->reply);
 	free(r);
 	*state = NULL;
+}
+
+static void connection_change(void *arg, struct MHD_Connection *connection, void **state, enum MHD_ConnectionNotificationCode code)
+{
+	const struct slot *slot = arg;
+
+	(void)state;
+	if (code == MHD_CONNECTION_NOTIFY_STARTED)
+		kept_note(socket_of(connection), slot->listener == CLIENTS ? KEPT_CLIENT : KEPT_FILE, NULL);
+	else
+		kept_forget(socket_of(connection));
 }
 
 /* Sockets */
@@ -399,6 +418,9 @@ static int listen_tcp(const char *where, char error[ERROR_MAX])
 		return set_error(error, -1, "%s: %s", where, gai_strerror(err));
 	}
 	for (a = found; a && fd < 0; a = a->ai_next) {
+		fd = kept_bound(a->ai_addr, a->ai_addrlen);
+		if (fd >= 0)
+			continue;
 		fd = socket(a->ai_family, a->ai_socktype | SOCK_CLOEXEC, a->ai_protocol);
 		if (fd < 0)
 			continue;
@@ -487,29 +509,66 @@ static bool start(struct http *http, const struct options *o, enum listener list
 	if (!where)
 		return true;
 	fd = activated(listener);
-	if (fd < 0 && listener == CONTROL) {
-		fd = listen_unix(where, error);
-		if (fd >= 0)
+	if (fd < 0) {
+		fd = kept_listener(where);
+		if (fd < 0)
+			fd = listener == CONTROL ? listen_unix(where, error) : listen_tcp(where, error);
+		if (fd >= 0 && listener == CONTROL)
 			http->control = strdup(where);
-	} else if (fd < 0) {
-		fd = listen_tcp(where, error);
 	}
 	if (fd < 0)
 		return false;
 	*slot = (struct slot){ .http = http, .listener = listener };
+	kept_note(fd, KEPT_LISTENER, where);
+	kept_watch();
 	http->daemons[listener] = MHD_start_daemon(flags, 0, NULL, NULL, handle, slot,
 		MHD_OPTION_LISTEN_SOCKET, (MHD_socket)fd,
 		MHD_OPTION_NOTIFY_COMPLETED, request_end, slot,
 		MHD_OPTION_UNESCAPE_CALLBACK, unescape, NULL,
+		MHD_OPTION_NOTIFY_CONNECTION, connection_change, slot,
 		MHD_OPTION_CONNECTION_LIMIT, (unsigned int)o->connections,
 		MHD_OPTION_CONNECTION_TIMEOUT, IDLE_S,
 		MHD_OPTION_CONNECTION_MEMORY_LIMIT, (size_t)(listener == DOMAIN ? DOMAIN_MEMORY : CLIENT_MEMORY),
 		threads ? MHD_OPTION_END : MHD_OPTION_THREAD_POOL_SIZE, POLLERS, MHD_OPTION_END);
+	kept_watched();
 	if (!http->daemons[listener]) {
 		set_error(error, -1, "%s: no HTTP server can be started: %s", where, strerror(errno));
+		kept_forget(fd);
 		close(fd);
 	}
 	return http->daemons[listener];
+}
+
+/* After a restart in place: who has asked is told to ask again, as the answer may have been decided or not */
+static void take_over(struct http *http)
+{
+	static const char ask_again[] = "HTTP/1.1 503 Service Unavailable\r\n" H_ANSWER ": retry\r\nRetry-After: 1\r\n"
+					"Cache-Control: no-store\r\nContent-Length: 0\r\n\r\n";
+	unsigned int kept = 0, closed = 0;
+	struct sockaddr_storage address;
+	enum kept_state state;
+	int fd;
+
+	while ((fd = kept_client(&state)) >= 0) {
+		socklen_t len = sizeof(address);
+
+		if (state == KEPT_ASKED && send(fd, ask_again, sizeof(ask_again) - 1, MSG_NOSIGNAL | MSG_DONTWAIT) != sizeof(ask_again) - 1)
+			state = KEPT_BROKEN;
+		if (state == KEPT_BROKEN || getpeername(fd, (struct sockaddr *)&address, &len)) {
+			kept_forget(fd);
+			close(fd);
+			closed++;
+			continue;
+		}
+		kept_note(fd, KEPT_CLIENT, NULL);
+		/* It closes what it does not take */
+		if (MHD_add_connection(http->daemons[CLIENTS], fd, (struct sockaddr *)&address, len))
+			kept++;
+		else
+			closed++;
+	}
+	if (kept || closed)
+		fprintf(stderr, "replay: restarted in place: %u connections kept, %u closed\n", kept, closed);
 }
 
 struct http *http_listen(const struct options *o, page_fn page, void *arg, char error[ERROR_MAX])
@@ -524,8 +583,11 @@ struct http *http_listen(const struct options *o, page_fn page, void *arg, char 
 	if (o->cors)
 		http->cors = strdup(o->cors);
 	if (start(http, o, CONTROL, o->control, error) && start(http, o, METRICS, o->metrics, error) &&
-	    start(http, o, DOMAIN, o->domain_listen, error) && start(http, o, CLIENTS, o->listen, error))
+	    start(http, o, DOMAIN, o->domain_listen, error) && start(http, o, CLIENTS, o->listen, error)) {
+		kept_close_listeners();
+		take_over(http);
 		return http;
+	}
 	http_close(http);
 	return NULL;
 }
