@@ -59,33 +59,47 @@ struct request {
 
 /* Answers */
 
-/* What a page of another origin may do in a browser: call, and see the headers of the answer */
-static void add_cors(const struct request *r, struct MHD_Response *response)
+static int socket_of(struct MHD_Connection *connection)
 {
-	MHD_add_response_header(response, "Access-Control-Allow-Origin", r->http->cors);
-	MHD_add_response_header(response, "Access-Control-Allow-Methods", "POST, DELETE");
-	MHD_add_response_header(response, "Access-Control-Allow-Headers", "Content-Type, " H_SESSION ", " H_SEQUENCE ", " H_KEY);
-	MHD_add_response_header(response, "Access-Control-Expose-Headers", H_ANSWER ", " H_SESSION ", " H_SEQUENCE ", Retry-After");
-	MHD_add_response_header(response, "Access-Control-Max-Age", "86400");
+	return MHD_get_connection_info(connection, MHD_CONNECTION_INFO_CONNECTION_FD)->connect_fd;
+}
+
+/* How many bytes it makes */
+static size_t add_header(struct MHD_Response *response, const char *name, const char *value)
+{
+	MHD_add_response_header(response, name, value);
+	return strlen(name) + strlen(value) + sizeof(": \r\n") - 1;
+}
+
+/* What a page of another origin may do in a browser: call, and see the headers of the answer. How many bytes it makes. */
+static size_t add_cors(const struct request *r, struct MHD_Response *response)
+{
+	return add_header(response, "Access-Control-Allow-Origin", r->http->cors) +
+	       add_header(response, "Access-Control-Allow-Methods", "POST, DELETE") +
+	       add_header(response, "Access-Control-Allow-Headers", "Content-Type, " H_SESSION ", " H_SEQUENCE ", " H_KEY) +
+	       add_header(response, "Access-Control-Expose-Headers", H_ANSWER ", " H_SESSION ", " H_SEQUENCE ", Retry-After") +
+	       add_header(response, "Access-Control-Max-Age", "86400");
 }
 
 static enum MHD_Result send_response(struct request *r, unsigned int status, const char *type, const void *data, size_t len,
 				     const char *const headers[][2])
 {
 	struct MHD_Response *response = MHD_create_response_from_buffer(len, (void *)data, MHD_RESPMEM_MUST_COPY);
+	size_t said = len + snprintf(NULL, 0, "%zu", len) + strlen(MHD_get_reason_phrase_for(status));
 	enum MHD_Result result;
 	unsigned int i;
 
 	if (!response)
 		return MHD_NO;
 	if (len && type && *type)
-		MHD_add_response_header(response, MHD_HTTP_HEADER_CONTENT_TYPE, type);
-	MHD_add_response_header(response, MHD_HTTP_HEADER_CACHE_CONTROL, "no-store");
+		said += add_header(response, MHD_HTTP_HEADER_CONTENT_TYPE, type);
+	said += add_header(response, MHD_HTTP_HEADER_CACHE_CONTROL, "no-store");
 	for (i = 0; headers && headers[i][0]; i++)
 		if (headers[i][1])
-			MHD_add_response_header(response, headers[i][0], headers[i][1]);
+			said += add_header(response, headers[i][0], headers[i][1]);
 	if (r->listener == CLIENTS && r->http->cors)
-		add_cors(r, response);
+		said += add_cors(r, response);
+	kept_answer(socket_of(r->connection), said);
 	result = MHD_queue_response(r->connection, status, response);
 	MHD_destroy_response(response);
 	return result;
@@ -331,11 +345,6 @@ static bool too_large(struct request *r)
 	uint64_t n;
 
 	return length && !number_parse(length, VALUE_MAX, &n);
-}
-
-static int socket_of(struct MHD_Connection *connection)
-{
-	return MHD_get_connection_info(connection, MHD_CONNECTION_INFO_CONNECTION_FD)->connect_fd;
 }
 
 /* MHD calls it with the headers alone, with each piece of the body, at the body's end, and after MHD_resume_connection() */

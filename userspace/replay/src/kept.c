@@ -41,6 +41,8 @@ struct entry {
 	uint64_t inode;		/* the number may be another file's by now */
 	struct counts counts;	/* when all was answered */
 	uint32_t where;
+	uint32_t said;		/* bytes of the answer under way that are known */
+	uint32_t more;		/* those that the HTTP library adds to each; 0: not known */
 	uint8_t kind;		/* enum kept_kind; written last */
 	uint8_t asked;
 };
@@ -48,6 +50,7 @@ struct entry {
 static struct entry *table;
 static bool old[FILES_MAX];	/* of the generation before */
 static int next_client;
+static uint32_t usual_more;
 static bool restarted;
 
 static uint32_t sum_of(const char *where)
@@ -268,6 +271,7 @@ static void counts_set(struct entry *e, int fd)
 
 	e->counts.read = UINT64_MAX;
 	e->asked = false;
+	e->said = 0;
 	if (!count(fd, &now))
 		return;
 	e->counts.written = now.written;
@@ -287,6 +291,7 @@ void kept_note(int fd, enum kept_kind kind, const char *where)
 		e->inode = inode;
 	}
 	e->where = sum_of(where);
+	e->more = usual_more;
 	if (kind == KEPT_CLIENT)
 		counts_set(e, fd);
 	__atomic_store_n(&e->kind, kind, __ATOMIC_RELEASE);
@@ -349,21 +354,30 @@ void kept_close_listeners(void)
 	}
 }
 
-int kept_client(enum kept_state *state)
+static enum kept_state state_of(const struct entry *e, int fd)
 {
+	uint64_t written;
 	struct counts now;
 
-	for (; table && next_client < FILES_MAX; next_client++) {
-		struct entry *e = &table[next_client];
+	if (e->counts.read == UINT64_MAX || !count(fd, &now))
+		return KEPT_BROKEN;
+	written = now.written - e->counts.written;
+	if (!written && now.read == e->counts.read)
+		return KEPT_IDLE;
+	if (!e->asked)
+		return KEPT_BROKEN;
+	if (!written)
+		return KEPT_ASKED;
+	/* The whole of the answer */
+	return e->said && e->more && written == (uint64_t)e->said + e->more ? KEPT_IDLE : KEPT_BROKEN;
+}
 
-		if (!old[next_client] || e->kind != KEPT_CLIENT)
+int kept_client(enum kept_state *state)
+{
+	for (; table && next_client < FILES_MAX; next_client++) {
+		if (!old[next_client] || table[next_client].kind != KEPT_CLIENT)
 			continue;
-		if (!count(next_client, &now) || now.written != e->counts.written)
-			*state = KEPT_BROKEN;
-		else if (now.read == e->counts.read)
-			*state = KEPT_IDLE;
-		else
-			*state = e->asked ? KEPT_ASKED : KEPT_BROKEN;
+		*state = state_of(&table[next_client], next_client);
 		old[next_client] = false;
 		return next_client++;
 	}
@@ -378,10 +392,33 @@ void kept_asked(int fd)
 		e->asked = true;
 }
 
+void kept_answer(int fd, size_t said)
+{
+	struct entry *e = entry_of(fd);
+
+	if (e)
+		e->said = said < UINT32_MAX ? said : 0;
+}
+
+/* What the library adds is learned from answers: it is always the same, or not known */
+static void learn(struct entry *e, int fd)
+{
+	struct counts now;
+	uint32_t more;
+
+	if (!e->said || !count(fd, &now) || now.written - e->counts.written <= e->said)
+		return;
+	more = now.written - e->counts.written - e->said;
+	e->more = !e->more || e->more == more ? more : 0;
+	usual_more = more;
+}
+
 void kept_answered(int fd)
 {
 	struct entry *e = entry_of(fd);
 
-	if (e && e->kind == KEPT_CLIENT)
-		counts_set(e, fd);
+	if (!e || e->kind != KEPT_CLIENT)
+		return;
+	learn(e, fd);
+	counts_set(e, fd);
 }

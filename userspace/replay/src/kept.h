@@ -8,6 +8,7 @@
 #define REPLAY_KEPT_H
 
 #include <stdbool.h>
+#include <stddef.h>
 #include <sys/socket.h>
 
 enum kept_kind {
@@ -44,8 +45,12 @@ void kept_close_listeners(void);
 /* Each of the old generation's connections with clients, once: or -1 */
 int kept_client(enum kept_state *state);
 
-/* Of a connection: a request has been read; it has been answered */
+/*
+ * Of a connection: a request has been read; an answer of which @said bytes are known, the others being the same in each, is given to
+ * the HTTP library; it has been sent.
+ */
 void kept_asked(int fd);
+void kept_answer(int fd, size_t said);
 void kept_answered(int fd);
 
 #endif
