@@ -80,6 +80,7 @@ class Machine:
     drives: list["Drive"] = field(default_factory=list)
     accel: str | None = None    # "kvm" or "tcg"; by default what works
     append: str = ""            # to the kernel's command line
+    more: list[str] = field(default_factory=list)   # arguments of QEMU's: devices of a test's own
 
 
 @dataclass
@@ -235,6 +236,7 @@ def command_line(job: Job, machine: Machine, accel: str, initrd: str, ports: dic
         # Nothing on it outlives the run: the host need not write it out
         args += ["-drive", f"file={value(drive.file)},format=raw,if=none,id=drive{number},cache=unsafe{limit}",
                  "-device", f"virtio-blk-pci,drive=drive{number}"]
+    args += machine.more
     for number, fd in ports.items():
         device = "virtconsole" if number == 0 else "virtserialport"
         args += ["-chardev", f"socket,id=port{number},fd={fd}",
