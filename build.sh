@@ -73,8 +73,8 @@ Builds the library, the programs, and the tests' programs into build/userspace."
 Builds what is missing and shows, in a virtual machine, downloads that survive the server's crash." ;;
 	bench) echo "usage: ./build.sh bench [NAME...] [--json FILE] [--plot] [--here]
 Re-measures the tables in bench/; prints ours beside the goals. Names: restart, hread, unregistered, faults, loading, tracker,
-restore; all but the last when none is given. --plot draws them, too; --here runs them without a machine of their own, in wall
-time, to work on the programs." ;;
+restore, replay; all but the last two when none is given. --plot draws them, too; --here runs them without a machine of their own,
+in wall time, to work on the programs." ;;
 	clean) echo "usage: ./build.sh clean
 Removes what was built under build/, but not the kernel's git tree." ;;
 	distclean) echo "usage: ./build.sh distclean
@@ -189,9 +189,12 @@ demo)
 	exec python3 "$TOP/vm-tests/run" run -- python3 "$TOP/demo/demo.py" "$@"
 	;;
 bench)
-	kernel perdure vm
-	kernel perdure bench
-	kernel stock bench
+	# Which measures user space, on this machine
+	if ! [[ " $* " =~ ^\ replay\ (--|$) ]]; then
+		kernel perdure vm
+		kernel perdure bench
+		kernel stock bench
+	fi
 	userspace
 	exec python3 "$TOP/bench/run" "$@"
 	;;

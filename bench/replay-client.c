@@ -24,7 +24,7 @@
 
 #define ANSWER_MAX	4096
 #define BODY		100
-#define GIVE_UP_NS	120000000000ull
+#define GIVE_UP_NS	60000000000ull
 #define FILLING		"xxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxx"
 
 struct asked {

@@ -119,9 +119,9 @@ static void postgres_connect(const char *path, bool locked)
 	memcpy(first, &n, 4);
 	store_send(first, sizeof(first));
 	postgres_answer(NULL);
-	postgres(locked ? "PREPARE fetch AS UPDATE sessions SET locked = true WHERE id = $1 RETURNING state" :
-			  "PREPARE fetch AS SELECT state FROM sessions WHERE id = $1", NULL);
-	postgres("PREPARE store AS INSERT INTO sessions VALUES ($1, $2, false) "
+	postgres(locked ? "PREPARE get_state AS UPDATE sessions SET locked = true WHERE id = $1 RETURNING state" :
+			  "PREPARE get_state AS SELECT state FROM sessions WHERE id = $1", NULL);
+	postgres("PREPARE put_state AS INSERT INTO sessions VALUES ($1, $2, false) "
 		 "ON CONFLICT (id) DO UPDATE SET state = $2, locked = false", NULL);
 }
 
@@ -163,7 +163,7 @@ static bool fetch(const char *id, char state[STATE])
 			redis_connect(atoi(store + 6));
 	}
 	if (strncmp(store, "redis:", 6)) {
-		snprintf(text, sizeof(text), "EXECUTE fetch('%s')", id);
+		snprintf(text, sizeof(text), "EXECUTE get_state('%s')", id);
 		return postgres(text, state);
 	}
 	n = snprintf(text, sizeof(text), "*2\r\n$3\r\nGET\r\n$%zu\r\n%s\r\n", strlen(id), id);
@@ -182,7 +182,7 @@ static void put_back(const char *id, const char state[STATE])
 	int n;
 
 	if (strncmp(store, "redis:", 6)) {
-		snprintf(text, sizeof(text), "EXECUTE store('%s', '%.*s')", id, STATE, state);
+		snprintf(text, sizeof(text), "EXECUTE put_state('%s', '%.*s')", id, STATE, state);
 		postgres(text, NULL);
 		return;
 	}
