@@ -2,8 +2,9 @@
 /*
  * Clients of a service, each with a session of its own that it asks without a pause: replay-client KIND PORT CLIENTS SECONDS PATH.
  * KIND: "replay", our sessions; "key", each request has an Idempotency-Key, and %s in PATH is the session's name. SECONDS, of which
- * the first fifth is not counted. Each request is sent again until it is answered. Answers are "SUM ASKED …": SUM grows by 1 with each request of all, ASKED with each of the session; none may be
- * missing or come twice. Prints what was done as JSON, with the longest time in which nobody was answered; 1 if a number is wrong.
+ * the first fifth is not counted. Each request is sent again until it is answered. Answers are "SUM ASKED ...": SUM grows by 1 with
+ * each request of all, ASKED with each of the session; none may be missing or come twice. Prints what was done as JSON, with the
+ * longest time in which nobody was answered; 1 if a number is wrong, 3 if nobody was answered in the time that counts.
  *
  * replay-client disk FILE SECTORS TIMES: how long such a write takes, past the page cache and to the disk.
  */
@@ -302,5 +303,5 @@ int main(int argc, char **argv)
 	free(sums);
 	free(ends);
 	free(latencies);
-	return wrong || !n;
+	return wrong ? 1 : n ? 0 : 3;
 }

@@ -5,7 +5,7 @@
  * "job": reads and writes its session, and adds 1 to a number that all share. Answers "SUM ASKED" and filling.
  *
  * "outer" and "inner" are ServiceMethod1 and 2 of the paper: 8 KiB of session, of which a request writes 512 bytes; shared variables
- * of 128 bytes, of which outer reads and writes one, calls inner, and another; inner two. "outer2" to "outer4" call inner as often.
+ * of 128 bytes, of which outer reads and writes one, calls inner, and another; inner two. "outer2" and "outer4" call inner as often.
  * Parameter and answer have 100 bytes. STORE=postgres:SOCKET, postgres-locked:SOCKET or redis:PORT: the session is fetched from there and written back as a whole.
  * With "locked", fetching it locks it for others, as session modules of web servers do; that is a transaction that writes, too.
  *
@@ -336,7 +336,7 @@ static int inner(struct replay_call *call, const void *body, size_t size, void *
 
 int main(int argc, char **argv)
 {
-	static const long calls[] = { 1, 2, 3, 4 };
+	static const long calls[] = { 1, 2, 4 };
 	struct replay_server *server = replay_new();
 	int status;
 
@@ -348,7 +348,7 @@ int main(int argc, char **argv)
 		crash_every = atol(getenv("CRASH_EVERY"));
 	if (replay_method(server, "job", 1, job, NULL) || replay_method(server, "inner", 1, inner, NULL) ||
 	    replay_method(server, "outer", 1, outer, (void *)&calls[0]) || replay_method(server, "outer2", 1, outer, (void *)&calls[1]) ||
-	    replay_method(server, "outer3", 1, outer, (void *)&calls[2]) || replay_method(server, "outer4", 1, outer, (void *)&calls[3])) {
+	    replay_method(server, "outer4", 1, outer, (void *)&calls[2])) {
 		fprintf(stderr, "replay-service: %s\n", replay_error(server));
 		return 2;
 	}
