@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 /*
- * A network that takes its time: relay DELAY_US PORT:TO… What comes in at 127.0.0.1:PORT goes out to 127.0.0.1:TO after that time, and
- * back after the same. Its acknowledgements are the kernel's, so that a connection is opened at once: programs that keep theirs
- * open, as all here do, see the delay only. Says "ready".
+ * A network that takes its time: relay DELAY_US PORT:TO... What comes in at 127.0.0.1:PORT goes out
+ * to 127.0.0.1:TO after that time, and back after the same. Acknowledgements are the kernel's, so a
+ * connection is opened at once: programs that keep theirs open see the delay only. Says "ready".
  */
 #include <arpa/inet.h>
 #include <errno.h>
@@ -58,7 +58,8 @@ static void watch(int fd)
 
 static struct sockaddr_in address(int port)
 {
-	return (struct sockaddr_in){ .sin_family = AF_INET, .sin_port = htons(port), .sin_addr.s_addr = htonl(INADDR_LOOPBACK) };
+	return (struct sockaddr_in){ .sin_family = AF_INET, .sin_port = htons(port),
+				     .sin_addr.s_addr = htonl(INADDR_LOOPBACK) };
 }
 
 static void listen_at(int port, int target)

@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 /*
- * Clients of a service, each with a session of its own that it asks without a pause: replay-client KIND PORT CLIENTS SECONDS PATH.
- * KIND: "replay", our sessions; "key", each request has an Idempotency-Key, and %s in PATH is the session's name. SECONDS, of which
- * the first fifth is not counted. Each request is sent again until it is answered. Answers are "SUM ASKED ...": SUM grows by 1 with
- * each request of all, ASKED with each of the session; none may be missing or come twice. Prints what was done as JSON, with the
- * longest time in which nobody was answered; 1 if a number is wrong, 3 if nobody was answered in the time that counts.
+ * Clients of a service, each with a session of its own that it asks without a pause:
+ * replay-client KIND PORT CLIENTS SECONDS PATH. KIND: "replay", our sessions; "key", each request
+ * has an Idempotency-Key, and %s in PATH is the session's name. The first fifth of SECONDS is not
+ * counted. Each request is sent again until it is answered. Answers are "SUM ASKED ...": SUM grows
+ * by 1 with each request of all, ASKED with each of the session; none may be missing or come twice.
+ * Prints what was done as JSON, with the longest time in which nobody was answered; 1 if a number is
+ * wrong, 3 if nobody was answered in the time that counts.
  *
  * replay-client disk FILE SECTORS TIMES: how long such a write takes, past the page cache and to the disk.
  */
@@ -153,7 +155,8 @@ static bool one(struct client *c)
 	else {
 		snprintf(where, sizeof(where), path, c->session);
 		n = snprintf(request, sizeof(request), "POST %s HTTP/1.1\r\nHost: x\r\nIdempotency-Key: %s-%lu\r\n"
-			     "Content-Type: application/octet-stream\r\nContent-Length: %u\r\n\r\n%s", where, c->session, c->n, BODY, FILLING);
+			     "Content-Type: application/octet-stream\r\nContent-Length: %u\r\n\r\n%s", where, c->session, c->n, BODY,
+			     FILLING);
 	}
 	a->begin = now();
 	answer = ask(c, request, n, text, 200);
@@ -291,12 +294,13 @@ int main(int argc, char **argv)
 		}
 	qsort(latencies, n, sizeof(*latencies), compare);
 	if (n)
-		printf("{\"requests\": %lu, \"clients\": %d, \"requests_s\": %.2f, \"mean_us\": %.1f, \"p50_us\": %lu, \"p99_us\": %lu, "
-		       "\"max_us\": %lu, \"resent\": %lu, \"all\": %lu, \"gap_ns\": %lu, \"gap_end_ns\": %lu, \"cpu_s\": %.3f, \"wrong\": %s}\n", n,
-		       count,
+		printf("{\"requests\": %lu, \"clients\": %d, \"requests_s\": %.2f, \"mean_us\": %.1f, "
+		       "\"p50_us\": %lu, \"p99_us\": %lu, \"max_us\": %lu, \"resent\": %lu, \"all\": %lu, \"gap_ns\": %lu, "
+		       "\"gap_end_ns\": %lu, \"cpu_s\": %.3f, \"wrong\": %s}\n", n, count,
 		       (double)n * 1e9 / (finish - counted), (double)sum / n,
 		       latencies[n / 2], latencies[n * 99 / 100], latencies[n - 1], resent, all, gap, gap_end,
-		       usage.ru_utime.tv_sec + usage.ru_stime.tv_sec + (usage.ru_utime.tv_usec + usage.ru_stime.tv_usec) / 1e6, wrong ? "true" : "false");
+		       usage.ru_utime.tv_sec + usage.ru_stime.tv_sec +
+		       (usage.ru_utime.tv_usec + usage.ru_stime.tv_usec) / 1e6, wrong ? "true" : "false");
 	for (j = 0; j < count; j++)
 		free(clients[j].asked);
 	free(clients);

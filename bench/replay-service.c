@@ -4,12 +4,15 @@
  *
  * "job": reads and writes its session, and adds 1 to a number that all share. Answers "SUM ASKED" and filling.
  *
- * "outer" and "inner" are ServiceMethod1 and 2 of the paper: 8 KiB of session, of which a request writes 512 bytes; shared variables
- * of 128 bytes, of which outer reads and writes one, calls inner, and another; inner two. "outer2" and "outer4" call inner as often.
- * Parameter and answer have 100 bytes. STORE=postgres:SOCKET, postgres-locked:SOCKET or redis:PORT: the session is fetched from there and written back as a whole.
- * With "locked", fetching it locks it for others, as session modules of web servers do; that is a transaction that writes, too.
+ * "outer" and "inner" are ServiceMethod1 and 2 of the paper: 8 KiB of session, of which a request
+ * writes 512 bytes; shared variables of 128 bytes, of which outer reads and writes one, calls inner,
+ * and another; inner two. "outer2" and "outer4" call inner as often. Parameter and answer have 100
+ * bytes. STORE=postgres:SOCKET, postgres-locked:SOCKET or redis:PORT: the session is fetched from
+ * there and written back as a whole. With "locked", fetching it locks it for others, as session
+ * modules of web servers do; that is a transaction that writes, too.
  *
- * CRASH_EVERY: after as many calls the server whose process is in the file CRASH_PID is killed, when its answer has come.
+ * CRASH_EVERY: after as many calls the server whose process is in the file CRASH_PID is killed, when
+ * its answer has come.
  */
 #include <arpa/inet.h>
 #include <errno.h>
@@ -186,7 +189,8 @@ static void put_back(const char *id, const char state[STATE])
 		postgres(text, NULL);
 		return;
 	}
-	n = snprintf(text, sizeof(text), "*3\r\n$3\r\nSET\r\n$%zu\r\n%s\r\n$%u\r\n%.*s\r\n", strlen(id), id, STATE, STATE, state);
+	n = snprintf(text, sizeof(text), "*3\r\n$3\r\nSET\r\n$%zu\r\n%s\r\n$%u\r\n%.*s\r\n", strlen(id), id, STATE, STATE,
+		     state);
 	store_send(text, n);
 	redis_line(text, sizeof(text));
 }
@@ -347,7 +351,8 @@ int main(int argc, char **argv)
 	if (getenv("CRASH_EVERY") && crash_pid)
 		crash_every = atol(getenv("CRASH_EVERY"));
 	if (replay_method(server, "job", 1, job, NULL) || replay_method(server, "inner", 1, inner, NULL) ||
-	    replay_method(server, "outer", 1, outer, (void *)&calls[0]) || replay_method(server, "outer2", 1, outer, (void *)&calls[1]) ||
+	    replay_method(server, "outer", 1, outer, (void *)&calls[0]) ||
+	    replay_method(server, "outer2", 1, outer, (void *)&calls[1]) ||
 	    replay_method(server, "outer4", 1, outer, (void *)&calls[2])) {
 		fprintf(stderr, "replay-service: %s\n", replay_error(server));
 		return 2;

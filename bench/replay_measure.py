@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
-"""Measures for bench/run replay: our services and the peers', on this machine's disk and on one as slow as the paper's."""
+"""Measures for bench/run replay: our services and the peers', on this machine's disk and on one as
+slow as the paper's."""
 
 import http.client
 import itertools
@@ -60,7 +61,10 @@ def free_port() -> int:
     raise AssertionError
 
 
-def until(true: Callable[[], bool], what: str, process: "subprocess.Popen[Any] | None" = None, seconds: float = 120) -> None:
+def until(true: Callable[[], bool],
+          what: str,
+          process: subprocess.Popen[bytes] | None = None,
+          seconds: float = 120) -> None:
     end = time.monotonic() + seconds
     while not true():
         if time.monotonic() > end or (process and process.poll() is not None):
@@ -75,8 +79,8 @@ def listens(port: int) -> bool:
 
 def spawn(argv: list[object], env: dict[str, str] | None = None, **more: Any) -> "subprocess.Popen[bytes]":
     with (BUILD / "log/bench-replay.log").open("ab") as log:
-        return subprocess.Popen([str(each) for each in argv], env=os.environ | (env or {}), stdin=subprocess.DEVNULL,
-                                **({"stdout": log, "stderr": log} | more))
+        options: Any = {"stdin": subprocess.DEVNULL, "stdout": log, "stderr": log} | more
+        return subprocess.Popen([str(each) for each in argv], env=os.environ | (env or {}), **options)
 
 
 def end(process: "subprocess.Popen[bytes] | None", sign: int = signal.SIGTERM) -> None:
@@ -109,7 +113,9 @@ def slow_disks(count: int) -> Iterator[list[Path]]:
                 raise Missing("a FUSE file system cannot be mounted here")
             stack.callback(disk.wait, 60)
             stack.callback(quiet, "umount", fuse)
-            loop = subprocess.run(["losetup", "-f", "--show", "--direct-io=on", fuse / "disk"], check=True, stdout=subprocess.PIPE,
+            loop = subprocess.run(["losetup", "-f", "--show", "--direct-io=on", fuse / "disk"],
+                                  check=True,
+                                  stdout=subprocess.PIPE,
                                   text=True).stdout.strip()
             stack.callback(quiet, "losetup", "-d", loop)
             quiet("mkfs.ext4", "-q", "-E", "nodiscard,lazy_itable_init=0,lazy_journal_init=0", loop)
@@ -143,7 +149,8 @@ def memory(count: int) -> Iterator[list[Path]]:
 
 
 def relay(stack: ExitStack, delay_us: float, pairs: list[tuple[int, int]]) -> None:
-    process = spawn([PROGRAMS / "replay-relay", round(delay_us), *(f"{a}:{b}" for a, b in pairs)], stdout=subprocess.PIPE)
+    process = spawn(
+        [PROGRAMS / "replay-relay", round(delay_us), *(f"{a}:{b}" for a, b in pairs)], stdout=subprocess.PIPE)
     assert process.stdout
     if process.stdout.readline() != b"ready\n":
         sys.exit("bench: replay-relay does not come up")
@@ -152,20 +159,22 @@ def relay(stack: ExitStack, delay_us: float, pairs: list[tuple[int, int]]) -> No
 
 def load(kind: str, port: int, clients: int, seconds: float, path: str, warm: bool = False) -> Result:
     """To warm, it is enough that all are answered."""
-    done = subprocess.run([str(PROGRAMS / "replay-bench-client"), kind, str(port), str(clients), str(seconds), path],
-                          stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True)
+    argv: list[str | Path] = [PROGRAMS / "replay-bench-client", kind, str(port), str(clients), str(seconds), path]
+    done = subprocess.run(argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True)
     if warm and done.returncode == 3:
         return {}
+    if done.returncode == 3:
+        sys.exit(f"bench: {path} was not answered in time")
     if done.returncode:
-        sys.exit(f"bench: {path} was {'not answered in time' if done.returncode == 3 else f'answered wrongly: {done.stdout}'}")
+        sys.exit(f"bench: {path} was answered wrongly: {done.stdout}")
     result: Result = json.loads(done.stdout)
     return result
 
 
 def write_us(directory: Path, sectors: int) -> float:
     """What a flush of as much takes on this disk, when nothing else does."""
-    done = subprocess.run([str(PROGRAMS / "replay-bench-client"), "disk", str(directory / "write"), str(sectors), "50"], check=True,
-                          stdout=subprocess.PIPE)
+    argv: list[str | Path] = [PROGRAMS / "replay-bench-client", "disk", directory / "write", str(sectors), "50"]
+    done = subprocess.run(argv, check=True, stdout=subprocess.PIPE)
     return float(json.loads(done.stdout)["write_us"])
 
 
@@ -182,7 +191,12 @@ def round_trip_us(delay_us: float) -> float:
         server = stack.enter_context(listener.accept()[0])
         for each in client, server:
             each.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        threading.Thread(target=lambda: [server.sendall(server.recv(4096)) for _ in range(60)], daemon=True).start()
+
+        def answer() -> None:
+            for _ in range(60):
+                server.sendall(server.recv(4096))
+
+        threading.Thread(target=answer, daemon=True).start()
         times = []
         for _ in range(60):
             begin = time.perf_counter()
@@ -195,7 +209,12 @@ def round_trip_us(delay_us: float) -> float:
 class Server:
     """One of ours."""
 
-    def __init__(self, name: str, directory: Path, options: str = "", more: str = "", program: list[object] | None = None,
+    def __init__(self,
+                 name: str,
+                 directory: Path,
+                 options: str = "",
+                 more: str = "",
+                 program: list[object] | None = None,
                  env: dict[str, str] | None = None) -> None:
         self.name, self.port, self.metrics = name, free_port(), free_port()
         self.log, self.config = directory / f"{name}.log", directory / f"{name}.conf"
@@ -226,7 +245,9 @@ class Server:
             return {}
         finally:
             connection.close()
-        return {line.split()[0].removeprefix("replay_"): int(line.split()[1]) for line in lines if not line.startswith("#")}
+        return {
+            line.split()[0].removeprefix("replay_"): int(line.split()[1]) for line in lines if not line.startswith("#")
+        }
 
     def replayed(self) -> bool:
         return self.figures().get("sessions_to_replay", 1) == 0
@@ -240,6 +261,7 @@ class Server:
 
     def start_again_for_ever(self, pid_file: Path) -> None:
         """Whenever it ends, until it is stopped."""
+
         def keep() -> None:
             while not self.ending:
                 assert self.process
@@ -247,14 +269,22 @@ class Server:
                 self.process.wait()
                 if not self.ending:
                     self.start()
+
         threading.Thread(target=keep, daemon=True).start()
 
 
 class Pair:
     """The paper's two servers. Of one domain (locally optimistic logging), or each for itself (pessimistic logging)."""
 
-    def __init__(self, stack: ExitStack, label: str, disks: list[Path], regime: str, domain: bool, options: str = "",
-                 stores: list[str] | None = None, crash_every: int = 0) -> None:
+    def __init__(self,
+                 stack: ExitStack,
+                 label: str,
+                 disks: list[Path],
+                 regime: str,
+                 domain: bool,
+                 options: str = "",
+                 stores: list[str] | None = None,
+                 crash_every: int = 0) -> None:
         self.label, self.domain, slow = label, domain, regime == SLOW
         places = [disk / label.replace(" ", "-") for disk in disks]
         for place in places:
@@ -303,7 +333,8 @@ class Postgres:
     """A cluster of its own, durable as it is by default."""
 
     def __init__(self, directory: Path) -> None:
-        found = shutil.which("pg_ctl") or next((str(p) for p in sorted(Path("/usr/lib/postgresql").glob("*/bin/pg_ctl"), reverse=True)), "")
+        found = shutil.which("pg_ctl") or next(
+            (str(p) for p in sorted(Path("/usr/lib/postgresql").glob("*/bin/pg_ctl"), reverse=True)), "")
         if not found:
             raise Missing("PostgreSQL (Debian: postgresql)")
         self.programs, self.port = Path(found).resolve().parent, free_port()
@@ -321,22 +352,26 @@ class Postgres:
             for place in self.data, self.sockets:
                 os.chown(place, user.pw_uid, user.pw_gid)
             self.prefix = ["setpriv", f"--reuid={user.pw_uid}", f"--regid={user.pw_gid}", "--clear-groups"]
-        quiet(*self.prefix, self.programs / "initdb", "-D", self.data, "-A", "trust", "-U", "postgres", "-E", "UTF8", "--locale=C",
-              stdout=subprocess.DEVNULL, cwd="/")
+        initdb = [*self.prefix, self.programs / "initdb", "-D", self.data, "-A", "trust", "-U", "postgres"]
+        quiet(*initdb, "-E", "UTF8", "--locale=C", stdout=subprocess.DEVNULL, cwd="/")
         self.process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> "Postgres":
-        # Log files that exist: a database that has run for long has them
-        self.process = spawn([*self.prefix, self.programs / "postgres", "-D", self.data, "-k", self.sockets, "-p", self.port, "-c",
-                              "listen_addresses=127.0.0.1", "-c", "max_connections=100", "-c", "min_wal_size=256MB", "-c",
-                              "max_wal_size=4GB"], cwd="/")
-        ready = [self.programs / "pg_isready", "-q", "-h", "127.0.0.1", "-p", str(self.port), "-U", "postgres"]
+        # So large a log that no checkpoint falls into a round
+        options = ("listen_addresses=127.0.0.1", "max_connections=100", "min_wal_size=256MB", "max_wal_size=4GB")
+        argv = [*self.prefix, self.programs / "postgres", "-D", self.data, "-k", self.sockets, "-p", self.port]
+        self.process = spawn([*argv, *(each for option in options for each in ("-c", option))], cwd="/")
+        ready: list[str | Path] = [
+            self.programs / "pg_isready", "-q", "-h", "127.0.0.1", "-p",
+            str(self.port), "-U", "postgres"
+        ]
         until(lambda: subprocess.run(ready).returncode == 0, "PostgreSQL", self.process)
         return self
 
     def ask(self, *statements: str) -> str:
-        done = subprocess.run([self.programs / "psql", "-qtA", "-h", "127.0.0.1", "-p", str(self.port), "-U", "postgres",
-                               *(each for one in statements for each in ("-c", one))], check=True, stdout=subprocess.PIPE, text=True)
+        argv: list[str | Path] = [self.programs / "psql", "-qtA", "-h", "127.0.0.1", "-p", str(self.port)]
+        argv += ["-U", "postgres", *(each for one in statements for each in ("-c", one))]
+        done = subprocess.run(argv, check=True, stdout=subprocess.PIPE, text=True)
         return done.stdout.strip()
 
     def kill(self) -> None:
@@ -360,6 +395,7 @@ class Postgres:
 
 class Peer:
     """A system that does the job. start() until it serves; kill() all of its processes."""
+
     name, kind, path = "", "key", ""
     port = 0
 
@@ -403,8 +439,13 @@ class OursInPython(Ours):
     name = "libreplay, Python"
 
     def __init__(self, stack: ExitStack, directory: Path) -> None:
-        self.server = Server("python", directory, program=[sys.executable, TOP / "bench/peers/perdure-service.py"], env={
-            "PYTHONPATH": str(TOP / "userspace/python"), "LD_LIBRARY_PATH": f"{LIBRARIES / 'replay'}:{LIBRARIES / 'libperdure'}"})
+        self.server = Server("python",
+                             directory,
+                             program=[sys.executable, TOP / "bench/peers/perdure-service.py"],
+                             env={
+                                 "PYTHONPATH": str(TOP / "userspace/python"),
+                                 "LD_LIBRARY_PATH": f"{LIBRARIES / 'replay'}:{LIBRARIES / 'libperdure'}"
+                             })
         self.port = self.server.port
         stack.callback(self.stop)
 
@@ -433,8 +474,8 @@ class Dbos(Peer):
 
     def start(self, wait: bool = True) -> None:
         self.database.start()
-        self.process = spawn([self.python, TOP / "bench/peers/dbos-service.py", self.port,
-                              f"postgresql://postgres@127.0.0.1:{self.database.port}/postgres"], cwd="/")
+        url = f"postgresql://postgres@127.0.0.1:{self.database.port}/postgres"
+        self.process = spawn([self.python, TOP / "bench/peers/dbos-service.py", self.port, url], cwd="/")
         if wait:
             until(lambda: listens(self.port), self.name, self.process)
 
@@ -448,7 +489,8 @@ class Dbos(Peer):
 
     def version(self) -> str:
         python = subprocess.run([self.python, "--version"], stdout=subprocess.PIPE, text=True).stdout.split()[-1]
-        settings = ", ".join(f"{name} = {self.database.ask(f'SHOW {name}')}" for name in ("server_version", "fsync", "synchronous_commit"))
+        settings = ", ".join(f"{name} = {self.database.ask(f'SHOW {name}')}"
+                             for name in ("server_version", "fsync", "synchronous_commit"))
         return f"{DBOS}, {UVICORN}, Python {python}, PostgreSQL {settings}"
 
 
@@ -464,8 +506,9 @@ class Restate(Peer):
             shutil.rmtree(PEERS / "npm", ignore_errors=True)
             PEERS.mkdir(parents=True, exist_ok=True)
             try:
-                quiet("npm", "install", "--silent", "--no-fund", "--no-audit", "--ignore-scripts", "--prefix", PEERS / "npm",
-                      f"@restatedev/restate-server@{RESTATE_SERVER}", f"@restatedev/restate-sdk@{RESTATE_SDK}", stdout=subprocess.DEVNULL)
+                quiet("npm", "install", "--silent", "--no-fund", "--no-audit", "--ignore-scripts", "--prefix",
+                      PEERS / "npm", f"@restatedev/restate-server@{RESTATE_SERVER}",
+                      f"@restatedev/restate-sdk@{RESTATE_SDK}", stdout=subprocess.DEVNULL)
             except (OSError, subprocess.CalledProcessError):
                 raise Missing("Restate: npm could not install it") from None
             (PEERS / "npm/ready").touch()
@@ -482,12 +525,18 @@ class Restate(Peer):
         stack.callback(self.stop)
 
     def start(self, wait: bool = True) -> None:
-        environment = {"RESTATE_DISABLE_TELEMETRY": "true", "RESTATE_INGRESS__BIND_PORT": str(self.port),
-                       "RESTATE_ADMIN__BIND_PORT": str(self.admin), "RESTATE_LOG_FILTER": "warn"}
+        environment = {
+            "RESTATE_DISABLE_TELEMETRY": "true", "RESTATE_INGRESS__BIND_PORT": str(self.port),
+            "RESTATE_ADMIN__BIND_PORT": str(self.admin), "RESTATE_LOG_FILTER": "warn"
+        }
         self.processes = [
-            spawn([self.node, PEERS / "npm/service.mjs", self.service], {"NODE_ENV": "production", "RESTATE_LOGGING": "ERROR"}),
-            spawn([self.program, "--base-dir", self.data, "--node-name", "bench", "--listen-mode", "tcp", "--bind-ip", "127.0.0.1",
-                   "--bind-port", self.internal, "--no-logo"], environment)]
+            spawn([self.node, PEERS / "npm/service.mjs", self.service],
+                  {"NODE_ENV": "production", "RESTATE_LOGGING": "ERROR"}),
+            spawn([
+                self.program, "--base-dir", self.data, "--node-name", "bench", "--listen-mode", "tcp", "--bind-ip",
+                "127.0.0.1", "--bind-port", self.internal, "--no-logo"
+            ], environment)
+        ]
         if not wait:
             return
         for port in self.service, self.port, self.admin:
@@ -518,11 +567,13 @@ class Restate(Peer):
 
     def version(self) -> str:
         node = subprocess.run([self.node, "--version"], stdout=subprocess.PIPE, text=True).stdout.strip()
-        return f"restate-server {RESTATE_SERVER}, restate-sdk {RESTATE_SDK}, Node.js {node}, its log as by default, flushed"
+        return (f"restate-server {RESTATE_SERVER}, restate-sdk {RESTATE_SDK}, Node.js {node}, its log as by default, "
+                "flushed")
 
 
 def crash(peer: Peer, clients: int = 10) -> float:
-    """Milliseconds from kill -9 of all that it is, under load, to the first request that is answered. All are answered once."""
+    """Milliseconds from kill -9 of all that it is, under load, to the first request that is answered.
+    All are answered, once."""
     results: list[Result] = []
     thread = threading.Thread(target=lambda: results.append(load(peer.kind, peer.port, clients, 3, peer.path)))
     thread.start()
@@ -575,7 +626,8 @@ def redis(stack: ExitStack, slow: bool) -> int:
     if not program:
         raise Missing("Redis (Debian: redis-server)")
     port = free_port()
-    stack.callback(end, spawn([program, "--bind", "127.0.0.1", "--port", port, "--save", "", "--appendonly", "no"], cwd="/"))
+    stack.callback(end,
+                   spawn([program, "--bind", "127.0.0.1", "--port", port, "--save", "", "--appendonly", "no"], cwd="/"))
     until(lambda: listens(port), "Redis")
     if not slow:
         return port
@@ -591,12 +643,16 @@ def paper(regime: str, rounds: int) -> Iterator[Result]:
     with ExitStack() as stack:
         disks = stack.enter_context(slow_disks(2) if slow else raw_disks(2))
         nowhere = stack.enter_context(memory(2))
-        pairs = [Pair(stack, "LoOptimistic", disks, regime, True), Pair(stack, "Pessimistic", disks, regime, False),
-                 Pair(stack, "NoLog", nowhere, regime, False)]
+        pairs = [
+            Pair(stack, "LoOptimistic", disks, regime, True),
+            Pair(stack, "Pessimistic", disks, regime, False),
+            Pair(stack, "NoLog", nowhere, regime, False)
+        ]
         try:
             databases = [store(stack, disk) for disk in disks]
             for label, how in (("Psession", "postgres"), ("Psession, locked", "postgres-locked")):
-                pairs.append(Pair(stack, label, nowhere, regime, False, stores=[f"{how}:{one.socket}" for one in databases]))
+                pairs.append(
+                    Pair(stack, label, nowhere, regime, False, stores=[f"{how}:{one.socket}" for one in databases]))
         except Missing as e:
             say(f"paper: Psession is skipped: {e} is not to be had")
         try:
@@ -604,8 +660,11 @@ def paper(regime: str, rounds: int) -> Iterator[Result]:
         except Missing as e:
             say(f"paper: StateServer is skipped: {e} is not to be had")
         for n in range(rounds):
-            yield {"part": "paper", "regime": regime, "round": n, "flush_us": [write_us(disks[0], sectors) for sectors in (2, 3)],
-                   "message_us": round_trip_us(SERVERS_US if slow else 0)}
+            yield {
+                "part": "paper", "regime": regime, "round": n,
+                "flush_us": [write_us(disks[0], sectors) for sectors in (2, 3)],
+                "message_us": round_trip_us(SERVERS_US if slow else 0)
+            }
             for calls, seconds in ((1, 5), (2, 3), (4, 3)) if slow else ((1, 3),):
                 for pair in pairs if n % 2 == 0 else reversed(pairs):
                     yield {"part": "paper", "regime": regime, "round": n} | pair.load(1, seconds, calls)
@@ -623,11 +682,18 @@ def checkpoints(regime: str, rounds: int) -> Iterator[Result]:
 
 
 def crashes(regime: str, rounds: int) -> Iterator[Result]:
-    """Figures 15 (b) and 16: the inner server is killed every 1000 requests, when its answer has come, and started again."""
+    """Figures 15 (b) and 16: the inner server is killed every 1000 requests, when its answer has come,
+    and started again."""
     with ExitStack() as stack:
         disks = stack.enter_context(slow_disks(2) if regime == SLOW else raw_disks(2))
-        pairs = [Pair(stack, f"{'LoOptimistic' if domain else 'Pessimistic'}, {'crashes' if every else 'none'}", disks, regime, domain,
-                      crash_every=every) for domain in (True, False) for every in (1000, 0)]
+        pairs = [
+            Pair(stack,
+                 f"{'LoOptimistic' if domain else 'Pessimistic'}, {'crashes' if every else 'none'}",
+                 disks,
+                 regime,
+                 domain,
+                 crash_every=every) for domain in (True, False) for every in (1000, 0)
+        ]
         for n in range(rounds):
             for pair in pairs:
                 crashing = pair.label.endswith("crashes")
@@ -641,8 +707,10 @@ def clients(regime: str, rounds: int) -> Iterator[Result]:
     """Figure 17."""
     with ExitStack() as stack:
         disks = stack.enter_context(slow_disks(2))
-        pairs = [Pair(stack, f"{'LoOptimistic' if domain else 'Pessimistic'}{', batch' if batch else ''}", disks, regime, domain, batch)
-                 for domain in (True, False) for batch in ("", "batch = 8ms")]
+        pairs = [
+            Pair(stack, f"{'LoOptimistic' if domain else 'Pessimistic'}{', batch' if batch else ''}", disks, regime,
+                 domain, batch) for domain in (True, False) for batch in ("", "batch = 8ms")
+        ]
         for n in range(rounds):
             for count in (1, 2, 4, 6, 8):
                 for pair in pairs if n % 2 == 0 else reversed(pairs):
@@ -658,8 +726,10 @@ def recovery(regime: str, rounds: int) -> Iterator[Result]:
                 pair = Pair(once, f"round{n}", disks, regime, True, "session_checkpoint = 1024G")
                 executed = pair.load(1, 12 if regime == SLOW else 3)
                 pair.front.kill()
-                yield {"part": "recovery", "regime": regime, "round": n, "case": "1 session", "mean_us": executed["mean_us"],
-                       "requests_s": executed["requests_s"], **replay(pair.front)}
+                yield {
+                    "part": "recovery", "regime": regime, "round": n, "case": "1 session",
+                    "mean_us": executed["mean_us"], "requests_s": executed["requests_s"], **replay(pair.front)
+                }
         if regime == SLOW:
             return
         processors = sorted(os.sched_getaffinity(0))
@@ -675,8 +745,10 @@ def recovery(regime: str, rounds: int) -> Iterator[Result]:
                 shutil.copy(copy, server.log)
                 os.sync()
                 before = ["taskset", "-c", ",".join(map(str, processors[:count]))]
-                yield {"part": "recovery", "regime": regime, "round": n, "case": "100 sessions", "processors": count,
-                       "requests_s": executed["requests_s"], **replay(server, before)}
+                yield {
+                    "part": "recovery", "regime": regime, "round": n, "case": "100 sessions", "processors": count,
+                    "requests_s": executed["requests_s"], **replay(server, before)
+                }
                 server.kill()
 
 
@@ -692,12 +764,13 @@ def measure(parts: list[str], keep: Callable[[list[Result]], None]) -> list[Resu
     results: list[Result] = []
     (BUILD / "log").mkdir(parents=True, exist_ok=True)
     (BUILD / "log/bench-replay.log").write_bytes(b"")
+    fewer = max(1, ROUNDS - 1)
     plan: dict[str, list[tuple[Callable[[str, int], Iterator[Result]], str, int]]] = {
-        "peers": [(peers, RAW, ROUNDS), (peers, SLOW_DISK, max(1, ROUNDS - 1))],
+        "peers": [(peers, RAW, ROUNDS), (peers, SLOW_DISK, fewer)],
         "paper": [(paper, SLOW, ROUNDS), (paper, RAW, ROUNDS)],
-        "checkpoints": [(checkpoints, RAW, ROUNDS), (checkpoints, SLOW, max(1, ROUNDS - 1))],
+        "checkpoints": [(checkpoints, RAW, ROUNDS), (checkpoints, SLOW, fewer)],
         "crashes": [(crashes, SLOW, 1), (crashes, RAW, 1)],
-        "clients": [(clients, SLOW, max(1, ROUNDS - 1))],
+        "clients": [(clients, SLOW, fewer)],
         "recovery": [(recovery, SLOW, 1), (recovery, RAW, ROUNDS)],
     }
     for part in parts:
@@ -707,13 +780,16 @@ def measure(parts: list[str], keep: Callable[[list[Result]], None]) -> list[Resu
                 for result in function(regime, rounds):
                     results.append(result)
                     keep(results)
-                    told = {"requests_s": "{:.1f} requests/s", "p50_us": "p50 {:.0f} us", "p99_us": "p99 {:.0f} us", "max_us": "max {:.0f} us",
-                            "outage_ms": "served again after {:.0f} ms", "recovery_s": "recovered in {:.3f} s", "replayed": "{} replayed",
-                            "message_us": "a round trip takes {:.0f} us"}
-                    say(f"{part}: {result.get('system', result.get('case', ''))}: "
-                        + (f"{result['clients']} clients: " if "clients" in result else "")
-                        + (f"{result['calls']} calls: " if result.get("calls", 1) > 1 else "")
-                        + ", ".join(form.format(result[key]) for key, form in told.items() if key in result))
+                    told = {
+                        "requests_s": "{:.1f} requests/s", "p50_us": "p50 {:.0f} us", "p99_us": "p99 {:.0f} us",
+                        "max_us": "max {:.0f} us", "outage_ms": "served again after {:.0f} ms",
+                        "recovery_s": "recovered in {:.3f} s", "replayed": "{} replayed",
+                        "message_us": "a round trip takes {:.0f} us"
+                    }
+                    say(f"{part}: {result.get('system', result.get('case', ''))}: " +
+                        (f"{result['clients']} clients: " if "clients" in result else "") +
+                        (f"{result['calls']} calls: " if result.get("calls", 1) > 1 else "") +
+                        ", ".join(form.format(result[key]) for key, form in told.items() if key in result))
             except Missing as e:
                 say(f"{part}: {regime}: skipped: {e}")
     return results

@@ -1,15 +1,17 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 /*
- * A disk whose flush takes as long as it is told: slow-disk DIRECTORY MIB FLUSH_US. Mounts a FUSE file system with one file, "disk",
- * to be put under a loop device. What is written is in memory, so nothing else costs time but a read, which takes what it does on a
- * disk with 7200 rotations in a minute and 60 MB/s: half a rotation, unless it goes on where the last one ended, and a second for
- * each 60 MB. There is one head: one flush or read after the other. Says "ready" when it is there, ends when it is unmounted, and
- * says then how often it was flushed.
+ * A disk whose flush takes as long as it is told: slow-disk DIRECTORY MIB FLUSH_US. Mounts a FUSE
+ * file system with one file, "disk", to be put under a loop device. What is written is in memory. A
+ * read takes what it does on a disk with 7200 rotations in a minute and 60 MB/s: half a rotation,
+ * unless it goes on where the last one ended, and a second for each 60 MB. There is one head: one
+ * flush or read after the other. Says "ready" when it is there, ends when it is unmounted, and says
+ * then how often it was flushed.
  */
 #include <errno.h>
 #include <fcntl.h>
 #include <linux/fuse.h>
 #include <pthread.h>
+#include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -64,16 +66,19 @@ static void answer(const struct fuse_in_header *in, int error, const void *data,
 
 static struct fuse_attr attributes(uint64_t node)
 {
-	return (struct fuse_attr){ .ino = node, .size = node == FILE_NODE ? disk_size : 0, .blocks = disk_size / 512, .blksize = 4096,
-				   .mode = node == FILE_NODE ? S_IFREG | 0600 : S_IFDIR | 0700, .nlink = 1 };
+	bool file = node == FILE_NODE;
+
+	return (struct fuse_attr){ .ino = node, .size = file ? disk_size : 0, .blocks = disk_size / 512, .blksize = 4096,
+				   .mode = file ? S_IFREG | 0600 : S_IFDIR | 0700, .nlink = 1 };
 }
 
 static void handle(const struct fuse_in_header *in, const void *arg)
 {
 	struct fuse_attr_out attr = { .attr_valid = 3600, .attr = attributes(in->nodeid) };
-	struct fuse_entry_out entry = { .nodeid = FILE_NODE, .entry_valid = 3600, .attr_valid = 3600, .attr = attributes(FILE_NODE) };
-	struct fuse_init_out init = { .major = FUSE_KERNEL_VERSION, .minor = FUSE_KERNEL_MINOR_VERSION, .max_readahead = WRITE_MAX,
-				      .flags = FUSE_ASYNC_READ | FUSE_BIG_WRITES | FUSE_ASYNC_DIO, .max_background = 64,
+	struct fuse_entry_out entry = { .nodeid = FILE_NODE, .entry_valid = 3600, .attr_valid = 3600,
+					.attr = attributes(FILE_NODE) };
+	struct fuse_init_out init = { .major = FUSE_KERNEL_VERSION, .minor = FUSE_KERNEL_MINOR_VERSION,
+				      .max_readahead = WRITE_MAX, .flags = FUSE_ASYNC_READ | FUSE_BIG_WRITES | FUSE_ASYNC_DIO, .max_background = 64,
 				      .congestion_threshold = 48, .max_write = WRITE_MAX, .time_gran = 1 };
 	const struct fuse_read_in *read_in = arg;
 	const struct fuse_write_in *write_in = arg;

@@ -1,7 +1,9 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: GPL-2.0-or-later
-"""The job of bench replay on DBOS: dbos-service.py PORT DATABASE_URL. A request is a workflow, whose id is its Idempotency-Key, of one
-transaction, which DBOS makes exactly-once. Threads, since DBOS was slower with coroutines, and READ COMMITTED, since its default,
+"""The job of bench replay on DBOS: dbos-service.py PORT DATABASE_URL.
+
+A request is a workflow, whose id is its Idempotency-Key, of one transaction, which DBOS makes
+exactly-once. Threads, since DBOS was slower with coroutines, and READ COMMITTED, since its default,
 SERIALIZABLE, has all but one of the transactions that add to the same number fail and try again."""
 
 import asyncio
@@ -12,8 +14,11 @@ import uvicorn
 from dbos import DBOS, SetWorkflowID, SQLAlchemyDatasource
 
 PORT, URL = int(sys.argv[1]), sys.argv[2]
-DBOS(config={"name": "bench", "system_database_url": URL, "sys_db_pool_size": 20, "log_level": "WARNING", "executor_id": "bench",
-             "application_version": "1"})
+DBOS(
+    config={
+        "name": "bench", "system_database_url": URL, "sys_db_pool_size": 20, "log_level": "WARNING",
+        "executor_id": "bench", "application_version": "1"
+    })
 data = SQLAlchemyDatasource.create(URL, engine_kwargs={"pool_size": 20, "max_overflow": 0})
 TABLES = ("CREATE TABLE IF NOT EXISTS sessions_of_bench (id text PRIMARY KEY, asked bigint NOT NULL)",
           "CREATE TABLE IF NOT EXISTS shared (name text PRIMARY KEY, value bigint NOT NULL)",
@@ -42,7 +47,7 @@ def run(key: str, session: str) -> bytes:
         return job(session).encode()
 
 
-async def app(scope, receive, send):  # type: ignore[no-untyped-def]
+async def app(scope, receive, send):    # type: ignore[no-untyped-def]
     if scope["type"] == "lifespan":
         await receive()
         with data.engine.begin() as connection:
@@ -58,7 +63,8 @@ async def app(scope, receive, send):  # type: ignore[no-untyped-def]
         pass
     key = dict(scope["headers"])[b"idempotency-key"].decode()
     answer = await asyncio.to_thread(run, key, scope["path"].rpartition("/")[2])
-    await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", str(len(answer)).encode())]})
+    await send(
+        {"type": "http.response.start", "status": 200, "headers": [(b"content-length", str(len(answer)).encode())]})
     await send({"type": "http.response.body", "body": answer})
 
 

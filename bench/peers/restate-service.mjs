@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
-// The job of bench replay on Restate: restate-service.mjs PORT. A session is a virtual object, and so is what all share.
+// The job of bench replay on Restate: restate-service.mjs PORT. A session is a virtual object, and so
+// is what all share.
 import * as restate from "@restatedev/restate-sdk";
 
 // For Node.js before 22, which the SDK wants
