@@ -5,10 +5,12 @@
  * has an Idempotency-Key, and %s in PATH is the session's name. The first fifth of SECONDS is not
  * counted. Each request is sent again until it is answered. Answers are "SUM ASKED ...": SUM grows
  * by 1 with each request of all, ASKED with each of the session; none may be missing or come twice.
- * Prints what was done as JSON, with the longest time in which nobody was answered; 1 if a number is
- * wrong, 3 if nobody was answered in the time that counts.
+ * Prints what was done as JSON, with the longest time in which nobody was answered, of those that
+ * ended after AFTER_NS on the monotonic clock; 1 if a number is wrong, 3 if nobody was answered in
+ * the time that counts.
  *
- * replay-client disk FILE SECTORS TIMES: how long such a write takes, past the page cache and to the disk.
+ * replay-client disk FILE SECTORS TIMES: how long such a write takes, past the page cache and to the
+ * disk.
  */
 #include <arpa/inet.h>
 #include <errno.h>
@@ -227,6 +229,8 @@ static int measure_disk(const char *file, unsigned int sectors, unsigned long ti
 int main(int argc, char **argv)
 {
 	unsigned long n = 0, all = 0, resent = 0, *sums, *ends, *latencies, i, sum = 0, gap = 0, gap_end = 0;
+	const char *text = getenv("AFTER_NS");
+	uint64_t after = text ? strtoull(text, NULL, 10) : 0;
 	struct rusage usage;
 	bool wrong = false;
 	struct client *clients;
@@ -282,7 +286,7 @@ int main(int argc, char **argv)
 		}
 	qsort(ends, all, sizeof(*ends), compare);
 	for (i = 1; i < all; i++)
-		if (ends[i] - ends[i - 1] > gap) {
+		if (ends[i] > after && ends[i] - ends[i - 1] > gap) {
 			gap = ends[i] - ends[i - 1];
 			gap_end = ends[i];
 		}

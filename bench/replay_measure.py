@@ -42,6 +42,10 @@ class Missing(Exception):
     """What is needed and not there."""
 
 
+class Failed(Exception):
+    """What is there and does not do what it should."""
+
+
 def say(text: str) -> None:
     print(f"bench: {text}", file=sys.stderr, flush=True)
 
@@ -68,7 +72,7 @@ def until(true: Callable[[], bool],
     end = time.monotonic() + seconds
     while not true():
         if time.monotonic() > end or (process and process.poll() is not None):
-            sys.exit(f"bench: {what} does not come up; build/log/bench-replay.log may say why")
+            raise Failed(f"{what} does not come up; build/log/bench-replay.log may say why")
         time.sleep(0.002)
 
 
@@ -153,21 +157,27 @@ def relay(stack: ExitStack, delay_us: float, pairs: list[tuple[int, int]]) -> No
         [PROGRAMS / "replay-relay", round(delay_us), *(f"{a}:{b}" for a, b in pairs)], stdout=subprocess.PIPE)
     assert process.stdout
     if process.stdout.readline() != b"ready\n":
-        sys.exit("bench: replay-relay does not come up")
+        raise Failed("replay-relay does not come up")
     stack.callback(end, process)
 
 
-def load(kind: str, port: int, clients: int, seconds: float, path: str, warm: bool = False) -> Result:
-    """To warm, it is enough that all are answered."""
+def try_load(kind: str, port: int, clients: int, seconds: float, path: str, after_ns: int = 0) -> Result:
+    """Nothing if nobody was answered in the time that counts, though all were later."""
     argv: list[str | Path] = [PROGRAMS / "replay-bench-client", kind, str(port), str(clients), str(seconds), path]
-    done = subprocess.run(argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True)
-    if warm and done.returncode == 3:
-        return {}
+    done = subprocess.run(argv, env=os.environ | {"AFTER_NS": str(after_ns)}, stdin=subprocess.DEVNULL,
+                          stdout=subprocess.PIPE, text=True)
     if done.returncode == 3:
-        sys.exit(f"bench: {path} was not answered in time")
+        return {}
     if done.returncode:
-        sys.exit(f"bench: {path} was answered wrongly: {done.stdout}")
+        raise Failed(f"{path} was answered wrongly or not at all: {done.stdout}")
     result: Result = json.loads(done.stdout)
+    return result
+
+
+def load(kind: str, port: int, clients: int, seconds: float, path: str) -> Result:
+    result = try_load(kind, port, clients, seconds, path)
+    if not result:
+        raise Failed(f"{path} was not answered in time")
     return result
 
 
@@ -571,20 +581,24 @@ class Restate(Peer):
                 "flushed")
 
 
-def crash(peer: Peer, clients: int = 10) -> float:
-    """Milliseconds from kill -9 of all that it is, under load, to the first request that is answered.
-    All are answered, once."""
+def crash(peer: Peer, clients: int = 10) -> float | None:
+    """Milliseconds from kill -9 of all that it is, under load, to the first request that is answered;
+    None if it did not answer before, either. All are answered, once."""
     results: list[Result] = []
-    thread = threading.Thread(target=lambda: results.append(load(peer.kind, peer.port, clients, 3, peer.path)))
+    killed = time.monotonic_ns() + 2000000000
+
+    def ask() -> None:
+        results.append(try_load(peer.kind, peer.port, clients, 4, peer.path, killed))
+
+    thread = threading.Thread(target=ask)
     thread.start()
-    time.sleep(1.5)
-    killed = time.monotonic_ns()
+    time.sleep((killed - time.monotonic_ns()) / 1e9)
     peer.kill()
     peer.start(wait=False)
     thread.join()
     if not results:
-        sys.exit(f"bench: {peer.name} lost requests in the crash")
-    return float(results[0]["gap_end_ns"] - killed) / 1e6
+        raise Failed(f"{peer.name} lost requests in the crash, or executed them twice")
+    return float(results[0]["gap_end_ns"] - killed) / 1e6 if results[0] else None
 
 
 def peers(disk: str, rounds: int) -> Iterator[Result]:
@@ -604,12 +618,17 @@ def peers(disk: str, rounds: int) -> Iterator[Result]:
                 if n == 0:
                     say(f"peers: {peer.name}: {peer.version()}")
                 # The first requests find caches empty and pools without connections
-                load(peer.kind, peer.port, 10, 2, peer.path, warm=True)
+                try_load(peer.kind, peer.port, 10, 2, peer.path)
                 for clients in (1, 100) if slow else (1, 10, 100):
-                    result = load(peer.kind, peer.port, clients, 4, peer.path)
+                    result = try_load(peer.kind, peer.port, clients, 4, peer.path)
+                    result = result or try_load(peer.kind, peer.port, clients, 20, peer.path)
+                    if not result:
+                        say(f"peers: {peer.name}: {clients} clients: nobody was answered in 16 s")
+                        continue
                     yield {"part": "peers", "disk": disk, "system": peer.name, "round": n} | result
-                if not slow:
-                    yield {"part": "peers", "disk": disk, "system": peer.name, "round": n, "outage_ms": crash(peer)}
+                outage = None if slow else crash(peer)
+                if outage is not None:
+                    yield {"part": "peers", "disk": disk, "system": peer.name, "round": n, "outage_ms": outage}
                 peer.stop()
 
 
@@ -792,4 +811,7 @@ def measure(parts: list[str], keep: Callable[[list[Result]], None]) -> list[Resu
                         ", ".join(form.format(result[key]) for key, form in told.items() if key in result))
             except Missing as e:
                 say(f"{part}: {regime}: skipped: {e}")
+            except Failed as e:
+                results.append({"part": "failed", "what": f"{part}: {regime}", "why": str(e)})
+                say(f"{part}: {regime}: failed: {e}")
     return results

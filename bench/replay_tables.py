@@ -302,9 +302,13 @@ def recovery(results: list[Result]) -> list[Row]:
     return rows
 
 
+def failed(results: list[Result]) -> list[Row]:
+    return [row("What failed", f"{one['what']}: {one['why']}", 1, "parts", goal=0) for one in results]
+
+
 TABLES = {
     "peers": peers, "paper": paper, "checkpoints": checkpoints, "crashes": crashes, "clients": clients,
-    "recovery": recovery
+    "recovery": recovery, "failed": failed
 }
 
 

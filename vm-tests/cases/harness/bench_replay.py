@@ -121,6 +121,12 @@ def others() -> None:
     equal(only(rows, "Recovery of 100 sessions", "2 processors")["value"], 1)
 
 
+def failed() -> None:
+    """A part that failed is a goal that was missed"""
+    rows = rows_of([{"part": "failed", "what": "paper", "why": "so"}])
+    equal([(r["case"], r["ok"]) for r in rows], [("paper: so", False)])
+
+
 def served(answers: "count[int] | list[int]") -> tuple[int, str]:
     """What the client says of a server that answers so; its session is asked once more each time."""
     numbers, lock, sessions = iter(answers), threading.Lock(), count()
@@ -194,4 +200,4 @@ def relay() -> None:
             process.stdout.close() if process.stdout else None
 
 
-main(peers, paper, others, client, relay)
+main(peers, paper, others, failed, client, relay)
