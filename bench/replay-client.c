@@ -10,7 +10,7 @@
  * the time that counts.
  *
  * replay-client disk FILE SECTORS TIMES: how long such a write takes, past the page cache and to the
- * disk.
+ * disk: the median.
  */
 #include <arpa/inet.h>
 #include <errno.h>
@@ -200,28 +200,29 @@ static int measure_disk(const char *file, unsigned int sectors, unsigned long ti
 {
 	int fd = open(file, O_RDWR | O_CREAT | O_DIRECT, 0600);
 	struct iovec part = { .iov_len = sectors * 512 };
+	unsigned long *took = calloc(times, sizeof(*took)), i;
 	uint64_t begin;
-	unsigned long i;
 
-	if (fd < 0 || posix_memalign(&part.iov_base, 4096, part.iov_len) || ftruncate(fd, 0) ||
+	if (fd < 0 || !took || posix_memalign(&part.iov_base, 4096, part.iov_len) || ftruncate(fd, 0) ||
 	    posix_fallocate(fd, 0, times * part.iov_len)) {
 		perror(file);
 		return 1;
 	}
 	memset(part.iov_base, 1, part.iov_len);
 	/* Twice: the first time makes blocks that have never been written */
-	for (i = 0, begin = 0; i < 2 * times; i++) {
-		if (i == times)
-			begin = now();
-		if (pwritev2(fd, &part, 1, i % times * part.iov_len, i < times ? 0 : RWF_DSYNC) != (ssize_t)part.iov_len) {
+	for (i = 0; i < 2 * times; i++) {
+		begin = now();
+		if (pwritev2(fd, &part, 1, i % times * part.iov_len, i < times ? 0 : RWF_DSYNC) != (ssize_t)part.iov_len ||
+		    (i == times - 1 && fsync(fd))) {
 			perror(file);
 			return 1;
 		}
-		if (i == times - 1 && fsync(fd))
-			return 1;
+		took[i % times] = now() - begin;
 	}
-	printf("{\"write_us\": %.1f}\n", (now() - begin) / 1e3 / times);
+	qsort(took, times, sizeof(*took), compare);
+	printf("{\"write_us\": %.1f}\n", took[times / 2] / 1e3);
 	free(part.iov_base);
+	free(took);
 	close(fd);
 	return 0;
 }
