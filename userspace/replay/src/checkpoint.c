@@ -294,8 +294,11 @@ void server_checkpoint(struct server *server, bool forced)
 
 	if (forced)
 		force(server);
-	if (server->stopping)
+	tail = server_oldest(server);
+	/* It is not what the last of the room is for, unless it makes some */
+	if (server->stopping || (!has_room(server, 0) && tail == server->oldest))
 		return;
+	server->oldest = tail;
 	for (member = 0; member < MEMBERS_MAX; member++) {
 		if (member != server->config.self)
 			history_prune(&server->histories[member], server->log.tail);
@@ -303,7 +306,6 @@ void server_checkpoint(struct server *server, bool forced)
 		put_blob(&payload, history.data, history.len);
 		history.len = 0;
 	}
-	tail = server_oldest(server);
 	lsn = log_append(&server->log, R_SERVER, &payload);
 	server->worked = 0;
 	bytes_free(&payload);

@@ -138,6 +138,7 @@ struct session {
 	bool replaying;
 	uint64_t logged;	/* since base */
 	uint64_t request_logged;
+	struct session *held_prev, *held_next;
 
 	/* What is to be done */
 	bool live;		/* its state is in memory */
@@ -190,11 +191,16 @@ struct server {
 	unsigned int recovering;	/* sessions that have not been replayed */
 	uint64_t started;		/* the clock when the log began to be read */
 	uint64_t worked;		/* bytes that sessions have logged since the last server checkpoint */
-	uint64_t reserved;		/* bytes that methods which run may still log */
+	uint64_t reserve;		/* bytes that a method is expected to log */
+	uint64_t reserved;		/* of those that run */
+	uint64_t held;			/* bytes that the sessions of those that run have logged: they cannot have a checkpoint */
+	struct session *held_by;	/* the one that began first at the end */
 	int keeper;			/* to be woken */
 	bool checkpoint_asked;		/* by the operator */
 	uint64_t full;			/* the clock since when there is no room, 0: there is */
 	bool full_said;
+	uint64_t oldest;		/* that was needed at the last server checkpoint */
+	uint64_t moved;			/* the clock when things were last moved on for who waits */
 	uint64_t patience;		/* the log's end up to which moving things on may still make room */
 	bool open;			/* recovered so far that requests are taken */
 	bool stopping;
@@ -288,6 +294,8 @@ void execute(struct server *server, struct session *s, const struct message *m);
 void session_recover(struct server *server, struct session *s);
 /* 0, or -ECANCELED: the method is to return */
 int call_enter(struct replay_call *call);
+/* The same, when there is room for what it is about to log: waits */
+int call_room(struct replay_call *call);
 /*
  * The next record of a session that replays: true if it is there and is of this @type, its payload after the key in @payload.
  * False: it goes on for the first time; or call_enter() says that it must not go on at all. Waits.

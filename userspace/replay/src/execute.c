@@ -6,6 +6,8 @@
 
 #include "core.h"
 
+#define ROOM_PATIENCE	60000000000ull
+
 static void run_method(struct server *server, struct session *s, const char *name, uint32_t version, uint64_t sequence,
 		       const struct bytes *body)
 {
@@ -21,11 +23,15 @@ static void run_method(struct server *server, struct session *s, const char *nam
 	}
 	s->method = method->name;
 	s->request_logged = 0;
-	server->reserved += server->config.request_log;
+	server->held += s->logged;
+	DL_PREPEND2(server->held_by, s, held_prev, held_next);
+	server->reserved += server->reserve;
 	server->env->unlock(server->env);
 	status = method->run(&call, body, &reply);
 	server->env->lock(server->env);
-	server->reserved -= server->config.request_log;
+	server->reserved -= server->reserve;
+	DL_DELETE2(server->held_by, s, held_prev, held_next);
+	server->held -= s->logged;
 	s->method = NULL;
 	if (!s->orphan && !s->stuck && !server->stopping) {
 		s->expected = sequence + 1;
@@ -194,6 +200,30 @@ int call_enter(struct replay_call *call)
 	return s->orphan || s->stuck || call->server->stopping ? -ECANCELED : 0;
 }
 
+/* What those that run have logged is moved on all at once. The one that began first goes on, so that others come to it. */
+static bool has_to_wait(const struct server *server, const struct session *s)
+{
+	return log_used(&server->log) > server->log.ring / 16 * 13 ||
+	       (server->held > server->log.ring / 4 && server->held_by->held_prev != s);
+}
+
+int call_room(struct replay_call *call)
+{
+	struct server *server = call->server;
+	uint64_t until = server->env->clock(server->env) + ROOM_PATIENCE;
+	int err;
+
+	while (!(err = call_enter(call)) && has_to_wait(server, call->session)) {
+		no_room(server, "methods wait: the log has no room for what they log; make it larger, or see replayctl sessions for who holds it");
+		if (server->env->clock(server->env) >= until)
+			session_stick(server, call->session, "method %s: the log has had no room for what it logs", call->session->method);
+		thread_blocked(server, true);
+		nap(server, ROOM_PATIENCE / 3000);
+		thread_blocked(server, false);
+	}
+	return err;
+}
+
 bool call_replay(struct replay_call *call, enum record type, struct bytes *payload, struct cursor *c)
 {
 	struct server *server = call->server;
@@ -222,6 +252,7 @@ bool call_replay(struct replay_call *call, enum record type, struct bytes *paylo
 	s->cursor++;
 	s->lsn = lsn;
 	s->logged += payload->len + RECORD_HEADER;
+	server->held += payload->len + RECORD_HEADER;
 	s->request_logged += payload->len;
 	return true;
 }
@@ -334,7 +365,7 @@ int call_value(struct replay_call *call, enum value_kind kind, void *value, size
 			memcpy(value, data, len);
 		err = call_enter(call);
 	} else {
-		err = call_enter(call);
+		err = call_room(call);
 		if (!err) {
 			now = server->env->time(server->env);
 			if (kind == V_TIME)

@@ -444,7 +444,7 @@ static int listen_tcp(const char *where, char error[ERROR_MAX])
 	return fd;
 }
 
-/* For the owner and the group. One that a server before us has left is taken away: the log's lock says that it is dead. */
+/* For the owner and the group. One that a server before us has left is taken away. */
 static int listen_unix(const char *path, char error[ERROR_MAX])
 {
 	struct sockaddr_un a = { .sun_family = AF_UNIX };
@@ -456,9 +456,13 @@ static int listen_unix(const char *path, char error[ERROR_MAX])
 		return set_error(error, -1, "%s: a socket's path has at most %zu bytes", path, sizeof(a.sun_path) - 1);
 	}
 	strcpy(a.sun_path, path);
+	fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+	if (fd >= 0 && !connect(fd, (struct sockaddr *)&a, sizeof(a))) {
+		close(fd);
+		return set_error(error, -1, "%s: another server listens there", path);
+	}
 	if (!stat(path, &st) && S_ISSOCK(st.st_mode))
 		unlink(path);
-	fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
 	mask = umask(0117);
 	if (fd < 0 || bind(fd, (struct sockaddr *)&a, sizeof(a)) || listen(fd, SOMAXCONN)) {
 		set_error(error, -1, "%s: %s", path, strerror(errno));

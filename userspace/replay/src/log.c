@@ -462,7 +462,7 @@ void log_writer(struct log *log)
 			env->wait(env, &log->wanted, 0);
 			continue;
 		}
-		if (log->batch_ns) {
+		if (log->batch_ns && block == log->last && block->bytes.len < BLOCK_FULL) {
 			uint64_t until = env->clock(env) + log->batch_ns;
 
 			while (env->clock(env) < until)

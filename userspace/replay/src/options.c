@@ -297,7 +297,7 @@ int options_read(struct options *o, const char *path, char error[ERROR_MAX])
 		.connections = 1000,
 		.config = {
 			.threads = 2 * processors(), .threads_max = 256,
-			.session_checkpoint = 1 << 20, .variable_checkpoint = 256, .server_checkpoint = 8 << 20, .forced_after = 4,
+			.session_checkpoint = 128 << 10, .variable_checkpoint = 256, .server_checkpoint = 8 << 20, .forced_after = 4,
 			.sessions = 100000, .log_cache = 16 << 20, .session_ttl = 86400 * 1000000000ull, .key_ttl = 86400 * 1000000000ull,
 		},
 	};

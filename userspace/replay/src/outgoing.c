@@ -133,7 +133,7 @@ static int ask(struct replay_call *call, const struct peer *peer, struct message
 		reply_free(reply);
 		*reply = (struct reply){ 0 };
 	}
-	err = call_enter(call);
+	err = call_room(call);
 	if (err)
 		goto out;
 	err = exchange(call, peer, m, reply);

@@ -139,13 +139,16 @@ static void keeper(void *arg)
 	while (!server->stopping) {
 		const struct log *log = &server->log;
 		bool half = log_used(log) > log->ring / 2, asked = server->checkpoint_asked;
+		uint64_t now = server->env->clock(server->env);
 
 		/* Checkpoints alone are no reason for others, or there would be no end of them; some work is, or somebody who waits */
 		if (asked || server->worked >= server->config.server_checkpoint || (half && server->worked >= log->ring / 64) ||
-		    (server->full && log_used(log) > log->ring / 8 * 5 && log_end(log) < server->patience))
+		    (half && server->full && log_end(log) < server->patience && now - server->moved >= SECOND / 50)) {
+			server->moved = now;
 			server_checkpoint(server, true);
-		else if (half && server_oldest(server) > log->tail + log->ring / 8)
+		} else if (half && server_oldest(server) > log->tail + log->ring / 8) {
 			server_checkpoint(server, false);
+		}
 		if (asked) {
 			server->checkpoint_asked = false;
 			server->env->wake(server->env, &server->checkpoint_asked);
@@ -225,6 +228,11 @@ int server_start(struct server *server, struct env *env, const struct config *co
 		server->config.request_log = server->log.ring / 64 < REQUEST_LOG ? server->log.ring / 64 : REQUEST_LOG;
 	if (!err && server->config.request_log > server->log.ring / 8)
 		err = -EFBIG;
+	/* A small log has no room for long sessions */
+	if (server->config.session_checkpoint > server->log.ring / 64)
+		server->config.session_checkpoint = server->log.ring / 64;
+	/* Few log as much as they may: who does waits when others do, too */
+	server->reserve = server->config.request_log / 16 > 4096 ? server->config.request_log / 16 : 4096;
 	if (!err)
 		err = server_scan(server);
 	if (err) {

@@ -298,6 +298,8 @@ uint64_t session_append(struct server *server, struct session *s, enum record ty
 	s->lsn = log_append(&server->log, type, payload);
 	s->logged += payload->len + RECORD_HEADER;
 	s->request_logged += payload->len;
+	if (s->method)
+		server->held += payload->len + RECORD_HEADER;
 	server->worked += payload->len + RECORD_HEADER;
 	position_push(server, s, s->lsn);
 	return s->lsn;
@@ -325,6 +327,11 @@ void session_receive(struct server *server, struct session *s, const struct mess
 	in->done = done;
 	in->arg = arg;
 	DL_APPEND(s->inbox, in);
+	/* Of those that are to be replayed, one that somebody waits for is first */
+	if (s->queued && !s->live) {
+		DL_DELETE(server->queue, s);
+		DL_PREPEND(server->queue, s);
+	}
 	session_queue(server, s);
 }
 
@@ -477,8 +484,11 @@ static int serve(struct server *server, struct session *s, struct inbox *in)
 		refuse(server, s, in, m->from == OUTSIDE ? A_SEQUENCE : A_RETRY, NULL);
 	} else if (m->kind == M_END) {
 		end(server, s);
-	} else if (log_used(&server->log) + server->reserved + m->body.len + server->config.request_log >
-		   server->log.ring / 4 * 3) {
+		/* It is told that it has ended: so it has */
+		if (s->ended)
+			log_flush(&server->log, s->lsn);
+	} else if (log_used(&server->log) + server->reserved + m->body.len + server->reserve > server->log.ring / 4 * 3 ||
+		   (server->held_by && server->held + m->body.len > server->log.ring / 4)) {
 		/* The rest is for checkpoints */
 		no_room(server, "requests wait: the log has no room for them; make it larger, or see replayctl sessions for who holds it");
 		refuse(server, s, in, A_RETRY, NULL);

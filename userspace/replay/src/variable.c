@@ -176,7 +176,7 @@ int call_read(struct replay_call *call, const char *name, bool *present, struct 
 				goto out;
 		}
 	}
-	v = call_enter(call) ? NULL : variable_take(server, name, true);
+	v = call_room(call) ? NULL : variable_take(server, name, true);
 	if (call_enter(call)) {
 		err = -ECANCELED;
 		goto out;
@@ -236,7 +236,7 @@ int call_write(struct replay_call *call, const char *name, bool present, const v
 		goto out;
 	}
 	/* A write takes the place of what was there, orphan or not */
-	v = call_enter(call) ? NULL : variable_take(server, name, false);
+	v = call_room(call) ? NULL : variable_take(server, name, false);
 	if (call_enter(call))
 		goto out;
 	judge(server, &s->depends, &unknown);
@@ -285,7 +285,7 @@ int call_update(struct replay_call *call, const char *name, update_fn update, vo
 			}
 		}
 	}
-	v = call_enter(call) ? NULL : variable_take(server, name, true);
+	v = call_room(call) ? NULL : variable_take(server, name, true);
 	if (call_enter(call))
 		goto out;
 	judge(server, &s->depends, &unknown);

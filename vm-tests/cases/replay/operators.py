@@ -6,7 +6,10 @@ import json
 import os
 import socket
 import subprocess
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 from replay import BUILD, PLACE, PROGRAMS, SERVICE, Server, Session, ctl, equal, free_port, main, run
 
@@ -225,6 +228,64 @@ def moves() -> None:
         ctl(*wrong, ok=2)
 
 
+def together() -> None:
+    """A hundred requests wait for another server at a time"""
+    everybody = threading.Barrier(100)
+
+    class Slow(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            everybody.wait(60)
+            self.send_response(200)
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    slow = ThreadingHTTPServer(("127.0.0.1", 0), Slow)
+    slow.request_queue_size = 200
+    threading.Thread(target=slow.serve_forever, daemon=True).start()
+    s = Server("together", more=f"[service slow]\nurl = http://127.0.0.1:{slow.server_port}\nprotocol = idempotency-key").start()
+    clients = [Session(s) for _ in range(100)]
+    with ThreadPoolExecutor(100) as pool:
+        answers = list(pool.map(lambda client: client.call("forward", "slow x y"), clients))
+    equal(answers, [(200, "")] * 100)
+    slow.shutdown()
+    s.stop()
+
+
+def chatter() -> None:
+    """Requests that log more at a time than was expected of them wait for room, and are executed"""
+    s = Server("chatter", "request_log = 128k\nserver_checkpoint = 128k\nthreads = 12", size="1100k").start()
+    clients = [Session(s) for _ in range(12)]
+    last: dict[str, str] = {}
+
+    def talk(client: Session) -> None:
+        for _ in range(3):
+            status, text = client.call("chatter", "50")
+            equal(status, 200)
+            last[client.name] = text
+
+    with ThreadPoolExecutor(12) as pool:
+        for done in [pool.submit(talk, client) for client in clients]:
+            done.result()
+    s.again()
+    for client in clients:
+        equal(client.once("chatter", "50", 3)[2], last[client.name])
+    s.stop()
+
+
+def control() -> None:
+    """A control socket that a server listens on is not taken from it; one that a dead one has left is"""
+    s, other = Server("mine").start(), Server("yours")
+    other.config.write_text(other.config.read_text().replace(str(other.control), str(s.control)))
+    assert "another server listens there" in other.fails()
+    equal(s.figures()["state"], "serving")
+    s.again()
+    equal(s.figures()["state"], "serving")
+    s.stop()
+
+
 def browsers() -> None:
     """A page of the origin that is named may call, and see what the answer says; without the option nobody's may"""
     preflight = {"Origin": "https://shop.example", "Access-Control-Request-Method": "POST"}
@@ -284,4 +345,4 @@ def reading() -> None:
         process.communicate()
 
 
-main(recovered, many, perdurectl, stuck, crowd, moves, late, browsers, reading)
+main(recovered, many, perdurectl, stuck, crowd, moves, late, together, chatter, control, browsers, reading)

@@ -176,6 +176,30 @@ static int show(struct replay_call *call, const void *body, size_t size, void *a
 	return errno == ENOENT ? 404 : 0;
 }
 
+/* So often it logs 1000 random bytes, and sleeps a little: says their sum */
+static int chatter(struct replay_call *call, const void *body, size_t size, void *arg)
+{
+	const struct timespec pause = { .tv_nsec = 2000000 };
+	unsigned char bytes[1000];
+	unsigned long sum = 0;
+	char text[32];
+	size_t i;
+	int n;
+
+	(void)arg;
+	snprintf(text, sizeof(text), "%.*s", (int)size, (const char *)body);
+	for (n = atoi(text); n > 0; n--) {
+		if (replay_random(call, bytes, sizeof(bytes)))
+			return 0;
+		for (i = 0; i < sizeof(bytes); i++)
+			sum += bytes[i];
+		if (!replay_replaying(call))
+			nanosleep(&pause, NULL);
+	}
+	replay_reply_text(call, "%lu\n", sum);
+	return 200;
+}
+
 /* Microseconds of the processor that it takes, if it is replayed. Says what "add" does. */
 static int burn(struct replay_call *call, const void *body, size_t size, void *arg)
 {
@@ -216,7 +240,7 @@ int main(int argc, char **argv)
 	    replay_method(server, "echo", 1, echo, NULL) || replay_method(server, "slow", 1, slow, NULL) ||
 	    replay_method(server, "put", 1, put, NULL) || replay_method(server, "fickle", 1, fickle, NULL) ||
 	    replay_method(server, "keep", 1, keep, NULL) || replay_method(server, "show", 1, show, NULL) ||
-	    replay_method(server, "burn", 1, burn, NULL)) {
+	    replay_method(server, "burn", 1, burn, NULL) || replay_method(server, "chatter", 1, chatter, NULL)) {
 		fprintf(stderr, "service: %s\n", replay_error(server));
 		return 2;
 	}
