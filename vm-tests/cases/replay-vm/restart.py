@@ -216,7 +216,7 @@ def starting() -> None:
     client = Client()
     equal(client.call(), 1)
     draw = random.Random(int(sys.argv[4]))
-    for number in range(2, 2 + int(sys.argv[2])):
+    for number in range(2, 2 + int(sys.argv[2]) // 3):
         before = service.generation()
         os.kill(service.process.pid, signal.SIGSEGV)
         wait("it is restarted", lambda: service.generation() > before)
