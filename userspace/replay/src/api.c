@@ -144,7 +144,6 @@ API int replay_start(struct replay_server *r, const char *path)
 	err = world_open(&r->world, r->options.log, false, r->error);
 	if (err)
 		goto options;
-	kept_note(r->world.fd, KEPT_FILE, NULL);
 	r->world.name = r->options.name;
 	r->world.verdicts = r->options.verdicts;
 	make_peers(r);

@@ -67,7 +67,7 @@ static curl_socket_t socket_open(void *arg, curlsocktype purpose, struct curl_so
 
 	(void)arg;
 	(void)purpose;
-	kept_note(fd, KEPT_FILE, NULL);
+	kept_note(fd, KEPT_FILE);
 	return fd;
 }
 

@@ -398,7 +398,7 @@ static void connection_change(void *arg, struct MHD_Connection *connection, void
 
 	(void)state;
 	if (code == MHD_CONNECTION_NOTIFY_STARTED)
-		kept_note(socket_of(connection), slot->listener == CLIENTS ? KEPT_CLIENT : KEPT_FILE, NULL);
+		kept_note(socket_of(connection), slot->listener == CLIENTS ? KEPT_CLIENT : KEPT_FILE);
 	else
 		kept_forget(socket_of(connection));
 }
@@ -427,7 +427,7 @@ static int listen_tcp(const char *where, char error[ERROR_MAX])
 		return set_error(error, -1, "%s: %s", where, gai_strerror(err));
 	}
 	for (a = found; a && fd < 0; a = a->ai_next) {
-		fd = kept_bound(a->ai_addr, a->ai_addrlen);
+		fd = kept_listener(a->ai_addr, a->ai_addrlen);
 		if (fd >= 0)
 			continue;
 		fd = socket(a->ai_family, a->ai_socktype | SOCK_CLOEXEC, a->ai_protocol);
@@ -456,6 +456,9 @@ static int listen_unix(const char *path, char error[ERROR_MAX])
 		return set_error(error, -1, "%s: a socket's path has at most %zu bytes", path, sizeof(a.sun_path) - 1);
 	}
 	strcpy(a.sun_path, path);
+	fd = kept_listener((struct sockaddr *)&a, offsetof(struct sockaddr_un, sun_path) + strlen(path) + 1);
+	if (fd >= 0)
+		return fd;
 	fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
 	if (fd >= 0 && !connect(fd, (struct sockaddr *)&a, sizeof(a))) {
 		close(fd);
@@ -523,16 +526,14 @@ static bool start(struct http *http, const struct options *o, enum listener list
 		return true;
 	fd = activated(listener);
 	if (fd < 0) {
-		fd = kept_listener(where);
-		if (fd < 0)
-			fd = listener == CONTROL ? listen_unix(where, error) : listen_tcp(where, error);
+		fd = listener == CONTROL ? listen_unix(where, error) : listen_tcp(where, error);
 		if (fd >= 0 && listener == CONTROL)
 			http->control = strdup(where);
 	}
 	if (fd < 0)
 		return false;
 	*slot = (struct slot){ .http = http, .listener = listener };
-	kept_note(fd, KEPT_LISTENER, where);
+	kept_note(fd, KEPT_LISTENER);
 	kept_watch();
 	http->daemons[listener] = MHD_start_daemon(flags, 0, NULL, NULL, handle, slot,
 		MHD_OPTION_LISTEN_SOCKET, (MHD_socket)fd,
@@ -573,7 +574,7 @@ static void take_over(struct http *http)
 			closed++;
 			continue;
 		}
-		kept_note(fd, KEPT_CLIENT, NULL);
+		kept_note(fd, KEPT_CLIENT);
 		/* It closes what it does not take */
 		if (MHD_add_connection(http->daemons[CLIENTS], fd, (struct sockaddr *)&address, len))
 			kept++;

@@ -23,7 +23,6 @@
 #include <perdure/zlr.h>
 
 #include "kept.h"
-#include "log.h"
 
 #ifndef __NR_getreginfo
 #define __NR_getreginfo	501
@@ -40,7 +39,6 @@ struct counts {
 struct entry {
 	uint64_t inode;		/* the number may be another file's by now */
 	struct counts counts;	/* when all was answered */
-	uint32_t where;
 	uint32_t said;		/* bytes of the answer under way that are known */
 	uint32_t more;		/* those that the HTTP library adds to each; 0: not known */
 	uint8_t kind;		/* enum kept_kind; written last */
@@ -52,11 +50,6 @@ static bool old[FILES_MAX];	/* of the generation before */
 static int next_client;
 static uint32_t usual_more;
 static bool restarted;
-
-static uint32_t sum_of(const char *where)
-{
-	return where ? crc32c(0, where, strlen(where)) : 0;
-}
 
 static struct entry *entry_of(int fd)
 {
@@ -174,7 +167,7 @@ static void close_stray(int fd)
 
 static const char *log_path;
 
-/* It may have been hit before it noted what it had opened */
+/* By what it is: a fault may have come before anything was noted of it */
 static void close_log(int fd)
 {
 	struct stat st, log;
@@ -236,7 +229,7 @@ static bool is_socketpair(int fd)
 static void note_new(int fd)
 {
 	if (fd < FILES_MAX && !before[fd] && (link_is(fd, "anon_inode:") || link_is(fd, "pipe:") || is_socketpair(fd)))
-		kept_note(fd, KEPT_FILE, NULL);
+		kept_note(fd, KEPT_FILE);
 }
 
 void kept_watch(void)
@@ -278,7 +271,7 @@ static void counts_set(struct entry *e, int fd)
 	__atomic_store_n(&e->counts.read, now.read, __ATOMIC_RELEASE);
 }
 
-void kept_note(int fd, enum kept_kind kind, const char *where)
+void kept_note(int fd, enum kept_kind kind)
 {
 	struct entry *e = entry_of(fd);
 	uint64_t inode = e ? inode_of(fd) : 0;
@@ -290,7 +283,6 @@ void kept_note(int fd, enum kept_kind kind, const char *where)
 		kept_forget(fd);
 		e->inode = inode;
 	}
-	e->where = sum_of(where);
 	e->more = usual_more;
 	if (kind == KEPT_CLIENT)
 		counts_set(e, fd);
@@ -303,16 +295,6 @@ void kept_forget(int fd)
 
 	if (e)
 		__atomic_store_n(&e->kind, KEPT_NONE, __ATOMIC_RELEASE);
-}
-
-int kept_listener(const char *where)
-{
-	int fd;
-
-	for (fd = 0; table && fd < FILES_MAX; fd++)
-		if (old[fd] && table[fd].kind == KEPT_LISTENER && table[fd].where == sum_of(where) && is_old(fd))
-			return fd;
-	return -1;
 }
 
 static const struct sockaddr *wanted;
@@ -330,7 +312,7 @@ static void find_bound(int fd)
 		bound = fd;
 }
 
-int kept_bound(const struct sockaddr *address, socklen_t len)
+int kept_listener(const struct sockaddr *address, socklen_t len)
 {
 	wanted = address;
 	wanted_len = len;

@@ -27,8 +27,8 @@ enum kept_state {
 
 /* Before anything is opened; closes what was open and is to be closed, above all the log, which is locked by it */
 void kept_begin(const char *log);
-/* Of a listener: which one, and where. Of a connection: all that has come so far is answered. */
-void kept_note(int fd, enum kept_kind kind, const char *where);
+/* Of a connection: all that has come so far is answered */
+void kept_note(int fd, enum kept_kind kind);
 void kept_forget(int fd);
 /* What another library opens for itself in between: events, pipes */
 void kept_watch(void);
@@ -36,10 +36,8 @@ void kept_watched(void);
 /* All is closed */
 void kept_end(void);
 
-/* The old generation's listener, or -1 */
-int kept_listener(const char *where);
-/* Likewise, by its address: one that was not noted in time */
-int kept_bound(const struct sockaddr *address, socklen_t len);
+/* The old generation's listener of this address, or -1 */
+int kept_listener(const struct sockaddr *address, socklen_t len);
 /* The listeners that nobody wants any more */
 void kept_close_listeners(void);
 /* Each of the old generation's connections with clients, once: or -1 */
