@@ -251,7 +251,7 @@ def half() -> None:
 
 
 def load() -> None:
-    """Faults under load, at idle, in a replay: no connection is lost, each request is executed once, no file is left open"""
+    """Faults under load, at idle, in a replay: each request is executed once, no file is left open, connections are kept"""
     faults, number = int(sys.argv[2]), int(sys.argv[3])
     draw = random.Random(int(sys.argv[4]))
     service = Service()
@@ -301,7 +301,7 @@ def load() -> None:
     assert service.generation() > faults, service.generation()
     equal(service.sockets("0A"), service.listeners)
     equal(service.files(), files)
-    # None but those of which the answer was being written
+    # None but those that were caught half asked or half answered, and these are few
     equal(lost, closed)
     equal([c.connection.name == name for c, name in zip(clients, names)], [not c.lost for c in clients])
     assert closed * 10 < kept, (closed, kept)
