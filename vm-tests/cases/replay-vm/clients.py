@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
 """Clients on the host, which know what has been acknowledged."""
 
+import http.client
 import random
 import subprocess
 import threading
@@ -47,7 +48,12 @@ class Clients:
 
 def ask(port: int, method: str, body: str, patience: int = 60) -> str:
     """Status and body; "000" when nobody answers."""
-    done = subprocess.run(["curl", "-s", "-m", str(patience), "-H", f"Idempotency-Key: {random.random()}", "--data-binary", body,
-                           "-w", "\n%{http_code}", f"http://127.0.0.1:{port}/{method}"], stdout=subprocess.PIPE, text=True)
-    *text, status = done.stdout.split("\n")
-    return f"{status} {' '.join(text).strip()}".strip()
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=patience)
+    try:
+        connection.request("POST", f"/{method}", body, {"Idempotency-Key": str(random.random())})
+        answer = connection.getresponse()
+        return f"{answer.status} {answer.read().decode().strip()}".strip()
+    except (OSError, http.client.HTTPException):
+        return "000"
+    finally:
+        connection.close()
