@@ -15,7 +15,7 @@ from contextlib import suppress
 
 from clients import Clients, ask
 from disk import Disk
-from guest import HERE, PLACE, PORT, SERVICE, Guest, ctl, draw, free_port, main
+from guest import HERE, PLACE, PORT, SERVICE, Guest, ctl, draw, free_port, main, wait
 
 ROUNDS = int(sys.argv[1])
 SIZE = 8 << 20
@@ -112,7 +112,8 @@ def taken_over() -> None:
         assert old.guest.result and old.guest.result.status == 1, (old.guest.result, old.guest.text())
         # Whichever it wants first; the anchor is part of it
         assert re.search(r"replay: the log('s anchor)? cannot be (written|read).*: Input/output error", old.guest.text()), old.guest.text()
-        assert disk.holder is holder and disk.writes > writes, "the other host has lost its disk"
+        wait("the other host goes on", lambda: disk.writes > writes)
+        assert disk.holder is holder, "the other host has lost its disk"
         assert ask(host.port, "look", "lie").startswith("404")
     clients.end()
     clients.check(address.port)
