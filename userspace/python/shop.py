@@ -105,7 +105,8 @@ class Client:
                 connection.request("POST", path, body, headers)
                 answer = connection.getresponse()
                 found = dict(answer.getheaders())
-                if found.get("Replay-Answer") != "retry":
+                # One that does not say is a proxy's
+                if found.get("Replay-Answer", "retry") != "retry":
                     return answer.status, found, answer.read()
             except (OSError, http.client.HTTPException):
                 pass

@@ -225,7 +225,7 @@ static int read_log(const char *path)
 {
 	char error[ERROR_MAX];
 	struct world w;
-	struct log log;
+	struct log log = { 0 };
 	unsigned int i;
 	int err;
 
@@ -268,7 +268,7 @@ static int move(const char *old, const char *new)
 	static const uint8_t zeros[RING_PLACE];
 	char error[ERROR_MAX];
 	struct world w;
-	struct log log;
+	struct log log = { 0 };
 	int err;
 
 	world_init(&w);

@@ -543,8 +543,11 @@ static void print_new(char *line)
 {
 	uint64_t time = verdict_time(line);
 
-	/* Of two files the first one may have the later ones */
-	if (time > watched)
+	struct timespec now;
+
+	/* A clock that was wrong must not hide what comes */
+	clock_gettime(CLOCK_REALTIME, &now);
+	if (time > watched && time <= now.tv_sec * 1000000000ull + now.tv_nsec)
 		watched = time;
 	print_line(line);
 }

@@ -201,6 +201,8 @@ class Shared(_Variables):
 
     def add(self, name: str, by: int = 1) -> int:
         """Adds to a number, which is 0 if it is not there, and returns the sum. It is no JSON: number() reads it."""
+        if not -1 << 63 <= by < 1 << 63:
+            raise OverflowError(f"{by} is no number of 64 bits")
         total = c_int64()
         _call(name, _add, self._handle, _text(name), by, byref(total))
         return total.value

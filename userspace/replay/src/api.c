@@ -183,6 +183,7 @@ API void replay_stop(struct replay_server *r)
 {
 	if (r->state != STARTED)
 		return;
+	r->world.stopping = true;
 	/* First who waits is answered: the listener waits for him */
 	server_stop(&r->server);
 	http_close(r->http);

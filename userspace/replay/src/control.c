@@ -187,7 +187,8 @@ static void end_stuck(struct server *server, const char *text, struct page *page
 		nap(server, 10000000);
 		HASH_FIND(hh, server->sessions, &key, sizeof(key), s);
 	}
-	log_flush(&server->log, log_end(&server->log) - 1);
+	if (!server->stopping)
+		log_flush(&server->log, log_end(&server->log) - 1);
 }
 
 /* The server is not there yet: all that may be looked at is how far the log has been read */

@@ -174,6 +174,13 @@ struct variable {
 	UT_hash_handle hh;
 };
 
+struct waiting {
+	uint64_t since;		/* the clock; 0: nobody waits */
+	bool said;
+};
+
+enum waits { REQUESTS, SESSIONS };
+
 struct server {
 	struct env *env;
 	struct config config;
@@ -197,8 +204,7 @@ struct server {
 	struct session *held_by;	/* the one that began first at the end */
 	int keeper;			/* to be woken */
 	bool checkpoint_asked;		/* by the operator */
-	uint64_t full;			/* the clock since when there is no room, 0: there is */
-	bool full_said;
+	struct waiting waiting[2];	/* for room: requests, new sessions */
 	uint64_t oldest;		/* that was needed at the last server checkpoint */
 	uint64_t moved;			/* the clock when things were last moved on for who waits */
 	uint64_t patience;		/* the log's end up to which moving things on may still make room */
@@ -234,7 +240,7 @@ const struct method *find_method(const struct server *server, const char *name, 
 /* Who has ended holds nothing any more */
 void room_again(struct server *server);
 /* There is no room for a request, or a session: @why is for people */
-void no_room(struct server *server, const char *why);
+void no_room(struct server *server, enum waits who, const char *why);
 void nap(struct server *server, uint64_t ns);
 void thread_blocked(struct server *server, bool blocked);
 
@@ -246,8 +252,11 @@ enum verdict judge_asking(struct server *server, struct vector *v);
 bool learn(struct server *server, uint16_t member, struct cursor history);
 void learn_endings(struct server *server, const struct bytes *endings);
 void put_endings(struct server *server, struct bytes *endings, uint16_t member, uint32_t from);
-/* All that @v depends on, in parallel; waits. -ECANCELED: it is an orphan, or @session has become one. */
-int flush_others(struct server *server, struct vector *v, const struct session *session);
+/*
+ * All that @v depends on, in parallel; waits. -ECANCELED: it is an orphan, or @session has become one. -EAGAIN, with @once: some member
+ * does not do it now.
+ */
+int flush_others(struct server *server, struct vector *v, const struct session *session, bool once);
 void announce(struct server *server);
 const struct peer *find_member(const struct server *server, uint16_t member);
 

@@ -70,11 +70,11 @@ static void ask(struct server *server, const struct state *about)
 	server->env->unlock(server->env);
 	server->env->exchange(server->env, &x, 1);
 	server->env->lock(server->env);
-	thread_blocked(server, false);
 	if (!x.error)
 		learn_endings(server, &x.reply.endings);
 	if (x.error || x.reply.answer != A_OK)
 		nap(server, RETRY_NS);
+	thread_blocked(server, false);
 	reply_free(&x.reply);
 }
 
@@ -150,15 +150,13 @@ void put_endings(struct server *server, struct bytes *endings, uint16_t member, 
 	bytes_free(&history);
 }
 
-int flush_others(struct server *server, struct vector *v, const struct session *session)
+int flush_others(struct server *server, struct vector *v, const struct session *session, bool once)
 {
 	struct message messages[MEMBERS_MAX];
 	struct exchange legs[MEMBERS_MAX];
 	unsigned int i, n;
 
 	for (;;) {
-		bool again = false;
-
 		if (judge_asking(server, v) == ORPHAN || (session && session->orphan) || server->stopping)
 			return -ECANCELED;
 		if (!v->n)
@@ -172,7 +170,6 @@ int flush_others(struct server *server, struct vector *v, const struct session *
 		server->env->unlock(server->env);
 		server->env->exchange(server->env, legs, n);
 		server->env->lock(server->env);
-		thread_blocked(server, false);
 		for (i = 0; i < n; i++) {
 			const struct state *flushed = &messages[i].state;
 			const struct state *now = vector_find(v, flushed->member);
@@ -182,11 +179,14 @@ int flush_others(struct server *server, struct vector *v, const struct session *
 				if (legs[i].reply.answer == A_OK && now)
 					vector_remove(v, now - v->states);
 			}
-			again |= legs[i].error || legs[i].reply.answer == A_RETRY;
 			reply_free(&legs[i].reply);
 		}
-		if (again)
+		/* Who is away, or refuses, or has lost it without saying so, is asked again in a while */
+		if (v->n == n && !once)
 			nap(server, RETRY_NS);
+		thread_blocked(server, false);
+		if (v->n == n && once)
+			return -EAGAIN;
 	}
 }
 

@@ -319,8 +319,8 @@ void http_exchange(struct env *env, struct exchange *exchanges, unsigned int n)
 			leg_end(leg, done->data.result);
 		}
 		if (running)
-			curl_multi_poll(multi, NULL, 0, 1000, NULL);
-	} while (running);
+			curl_multi_poll(multi, NULL, 0, 200, NULL);
+	} while (running && !((struct world *)env)->stopping);
 	for (i = 0; i < n; i++) {
 		if (legs[i].easy) {
 			curl_multi_remove_handle(multi, legs[i].easy);

@@ -214,7 +214,7 @@ int call_room(struct replay_call *call)
 	int err;
 
 	while (!(err = call_enter(call)) && has_to_wait(server, call->session)) {
-		no_room(server, "methods wait: the log has no room for what they log; make it larger, or see replayctl sessions for who holds it");
+		no_room(server, REQUESTS, "methods wait: the log has no room for what they log; make it larger, or see replayctl sessions for who holds it");
 		if (server->env->clock(server->env) >= until)
 			session_stick(server, call->session, "method %s: the log has had no room for what it logs", call->session->method);
 		thread_blocked(server, true);

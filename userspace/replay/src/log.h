@@ -22,7 +22,7 @@
 #define ENDINGS_MAX	200		/* that an anchor has room for, and some */
 #define BLOCK_HEADER	40
 #define RECORD_HEADER	9
-#define RECORD_MAX	(8u << 20)
+#define RECORD_MAX	(12u << 20)	/* a session that is carried: its state, its request, and what they may log */
 #define BLOCK_FULL	(64u << 10)	/* the paper's 128 sectors: no record is begun behind it */
 #define BLOCK_MAX	(BLOCK_FULL + RECORD_HEADER + RECORD_MAX + 4096)
 #define RING_MIN	(1u << 20)

@@ -89,7 +89,7 @@ static const struct known known[] = {
 	{ "server_checkpoint", sizes, 4096, 1ull << 40, AT(config.server_checkpoint) },
 	{ "forced_after", counts, 1, 1000000, AT(config.forced_after), true },
 	{ "log_cache", sizes, 0, 1ull << 40, AT(config.log_cache) },
-	{ "request_log", sizes, 4096, 1ull << 32, AT(config.request_log) },
+	{ "request_log", sizes, 4096, 4 << 20, AT(config.request_log) },
 	{ "sessions", counts, 1, 100000000, AT(config.sessions) },
 	{ "session_ttl", times, 1000000000, 1ull << 62, AT(config.session_ttl) },
 	{ "key_ttl", times, 1000000000, 1ull << 62, AT(config.key_ttl) },
@@ -188,6 +188,7 @@ static int service_option(struct parser *p, struct service *s, bool member, cons
 {
 	uint64_t n;
 
+	s->inside |= member;
 	if (!strcmp(name, "url")) {
 		size_t len = strlen(value);
 
@@ -256,6 +257,8 @@ static void check(struct parser *p)
 	LL_FOREACH(o->services, s) {
 		if (!s->url)
 			wrong(p, "%s has no url", s->name);
+		if (s->inside && s->member == OUTSIDE)
+			wrong(p, "[member %s] wants a number", s->name);
 		if (s->member == OUTSIDE)
 			continue;
 		members = true;
@@ -298,7 +301,7 @@ int options_read(struct options *o, const char *path, char error[ERROR_MAX])
 		.config = {
 			.threads = 2 * processors(), .threads_max = 256,
 			.session_checkpoint = 128 << 10, .variable_checkpoint = 256, .server_checkpoint = 8 << 20, .forced_after = 4,
-			.sessions = 100000, .log_cache = 16 << 20, .session_ttl = 86400 * 1000000000ull, .key_ttl = 86400 * 1000000000ull,
+			.sessions = 200000, .log_cache = 16 << 20, .session_ttl = 86400 * 1000000000ull, .key_ttl = 3600 * 1000000000ull,
 		},
 	};
 	if (!f) {

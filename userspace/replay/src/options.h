@@ -11,6 +11,7 @@ struct service {
 	char *url;		/* without the last "/" */
 	char *ca;		/* a file of the certificates that https may be signed by, NULL: the system's */
 	uint16_t member;	/* OUTSIDE: of no domain, or another */
+	bool inside;		/* a member of the domain */
 	bool plain;		/* not one of ours: it knows Idempotency-Key */
 	uint64_t timeout;	/* ns that a call may take, 0 for ever */
 	const char *domain_key;	/* of a member */

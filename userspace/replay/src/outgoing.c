@@ -54,13 +54,13 @@ static int exchange(struct replay_call *call, const struct peer *peer, struct me
 		server->env->unlock(server->env);
 		server->env->exchange(server->env, &x, 1);
 		server->env->lock(server->env);
-		thread_blocked(server, false);
 		if (!x.error) {
 			learn_endings(server, &x.reply.endings);
 			if (!inside)
 				vector_free(&x.reply.depends);
 		}
 		if (!x.error && x.reply.answer != A_RETRY && judge_asking(server, &x.reply.depends) == ALIVE) {
+			thread_blocked(server, false);
 			if (call_enter(call)) {
 				reply_free(&x.reply);
 				return -ECANCELED;
@@ -69,11 +69,12 @@ static int exchange(struct replay_call *call, const struct peer *peer, struct me
 			return 0;
 		}
 		reply_free(&x.reply);
+		now = server->env->clock(server->env);
+		if (now < until && !call_enter(call))
+			nap(server, delay < until - now ? delay : until - now);
+		thread_blocked(server, false);
 		if (call_enter(call))
 			return -ECANCELED;
-		now = server->env->clock(server->env);
-		if (now < until)
-			nap(server, delay < until - now ? delay : until - now);
 		if (delay < RETRY_MAX_NS)
 			delay *= 2;
 	}

@@ -6,6 +6,7 @@
 #include "core.h"
 
 #define SECOND	1000000000ull
+#define FOREIGN_EPOCHS	1000		/* that are told to be lost, though nobody knows them */
 
 void nap(struct server *server, uint64_t ns)
 {
@@ -139,11 +140,12 @@ static void keeper(void *arg)
 	while (!server->stopping) {
 		const struct log *log = &server->log;
 		bool half = log_used(log) > log->ring / 2, asked = server->checkpoint_asked;
+		bool somebody_waits = server->waiting[REQUESTS].since || server->waiting[SESSIONS].since;
 		uint64_t now = server->env->clock(server->env);
 
 		/* Checkpoints alone are no reason for others, or there would be no end of them; some work is, or somebody who waits */
 		if (asked || server->worked >= server->config.server_checkpoint || (half && server->worked >= log->ring / 64) ||
-		    (half && server->full && log_end(log) < server->patience && now - server->moved >= SECOND / 50)) {
+		    (half && somebody_waits && log_end(log) < server->patience && now - server->moved >= SECOND / 50)) {
 			server->moved = now;
 			server_checkpoint(server, true);
 		} else if (half && server_oldest(server) > log->tail + log->ring / 8) {
@@ -180,20 +182,20 @@ void room_again(struct server *server)
 	server->patience = log_end(&server->log) + 2 * server->log.ring;
 }
 
-void no_room(struct server *server, const char *why)
+void no_room(struct server *server, enum waits who, const char *why)
 {
+	struct waiting *w = &server->waiting[who];
 	uint64_t now = server->env->clock(server->env);
 
 	server->env->wake(server->env, &server->keeper);
-	if (!server->full) {
-		server->full = now;
-		server->full_said = false;
+	if (!w->since) {
+		*w = (struct waiting){ .since = now };
 		room_again(server);
 	}
 	/* For a moment it is as usual: checkpoints make room */
-	if (server->full_said || now - server->full < 5 * SECOND)
+	if (w->said || now - w->since < 5 * SECOND)
 		return;
-	server->full_said = true;
+	w->said = true;
 	report(server, "full", "waiting", HASH_COUNT(server->sessions), 0, why);
 }
 
@@ -229,8 +231,8 @@ int server_start(struct server *server, struct env *env, const struct config *co
 	if (!err && server->config.request_log > server->log.ring / 8)
 		err = -EFBIG;
 	/* A small log has no room for long sessions */
-	if (server->config.session_checkpoint > server->log.ring / 64)
-		server->config.session_checkpoint = server->log.ring / 64;
+	if (server->config.session_checkpoint > server->log.ring / 16)
+		server->config.session_checkpoint = server->log.ring / 16;
 	/* Few log as much as they may: who does waits when others do, too */
 	server->reserve = server->config.request_log / 16 > 4096 ? server->config.request_log / 16 : 4096;
 	if (!err)
@@ -332,6 +334,23 @@ static const char *malformed(const struct server *server, const struct message *
 	return NULL;
 }
 
+/* Who begins sessions and asks nothing makes room for others */
+static void end_unused(struct server *server)
+{
+	unsigned int looked = 0;
+	struct session *s;
+
+	DL_FOREACH2(server->idle[1], s, idle_next) {
+		if (s->expected == 1 && s->live && !s->busy && !s->inbox) {
+			s->due_end = true;
+			session_queue(server, s);
+			return;
+		}
+		if (++looked == 100)
+			return;
+	}
+}
+
 /* NULL: there is none, or a new one must not begin now */
 static struct session *whose(struct server *server, const struct message *m)
 {
@@ -348,17 +367,19 @@ static struct session *whose(struct server *server, const struct message *m)
 	if (s)
 		return s;
 	if (server->config.sessions && HASH_COUNT(server->sessions) >= server->config.sessions) {
-		no_room(server, "new sessions wait: there are as many as `sessions` allows; end them earlier (session_ttl, key_ttl)?");
+		end_unused(server);
+		no_room(server, SESSIONS, "new sessions wait: there are as many as `sessions` allows; end them earlier (session_ttl, key_ttl)?");
 		return NULL;
 	}
 	/* Those that there are go on: who begins sessions and leaves them does not take the last of the room */
 	if (log_used(&server->log) > server->log.ring / 8 * 5) {
-		no_room(server, "new sessions wait: the log has no room for them; make it larger, or end sessions earlier (session_ttl, key_ttl)");
+		no_room(server, SESSIONS, "new sessions wait: the log has no room for them; make it larger, or end sessions earlier (session_ttl, key_ttl)");
 		return NULL;
 	}
 	vector_copy(&depends, &m->depends);
 	if (judge(server, &depends, &unknown) == ALIVE)
 		s = session_begin(server, m);
+	server->waiting[SESSIONS].since = 0;
 	vector_free(&depends);
 	return s;
 }
@@ -468,7 +489,7 @@ void server_message(struct server *server, const struct message *m, struct reply
 		flush_for(server, m, reply);
 	} else if (m->kind == M_HISTORY) {
 		/* Of an epoch before this log was made, nothing is left */
-		if (history_judge(own, &m->state) == UNKNOWN && m->state.epoch < own->epoch)
+		if (history_judge(own, &m->state) == UNKNOWN && m->state.epoch < own->epoch && own->n < FOREIGN_EPOCHS)
 			history_learn(own, (struct ending){ .first = m->state.epoch, .last = m->state.epoch });
 		put_endings(server, &reply->endings, server->config.self, m->state.epoch ? m->state.epoch : 1);
 	} else if (log_used(&server->log) + m->body.len > server->log.ring / 8 * 7) {

@@ -229,37 +229,50 @@ uint64_t position_get(struct server *server, struct session *s, size_t index)
 	struct positions *p = &s->positions;
 	size_t nr = index / POSITION_BUFFER;
 
-	if (nr >= p->nr_spilled)
-		return p->buffer[index - p->nr_spilled * POSITION_BUFFER];
-	if (!p->segment || p->nr_segment != nr) {
-		if (!p->segment)
-			p->segment = must_alloc(POSITION_BUFFER * sizeof(*p->segment));
-		segment_read(server, s, nr, p->segment);
+	/* Its records may be carried on while a part is read: then the stream is another one */
+	while (nr < p->nr_spilled && (!p->segment || p->nr_segment != nr)) {
+		uint64_t *segment = must_alloc(POSITION_BUFFER * sizeof(*segment));
+		unsigned int cuts = s->cuts;
+
+		segment_read(server, s, nr, segment);
+		if (cuts != s->cuts) {
+			free(segment);
+			continue;
+		}
+		free(p->segment);
+		p->segment = segment;
 		p->nr_segment = nr;
 	}
+	if (nr >= p->nr_spilled)
+		return p->buffer[index - p->nr_spilled * POSITION_BUFFER];
 	return p->segment[index % POSITION_BUFFER];
 }
 
 void position_truncate(struct server *server, struct session *s, size_t count)
 {
 	struct positions *p = &s->positions;
-	size_t kept = p->nr_spilled * POSITION_BUFFER;
+	uint64_t *segment = NULL;
 
-	if (count >= kept) {
-		s->cuts++;
-		p->nr_buffer = count - kept;
-		return;
-	}
-	s->cuts++;
-	p->nr_spilled = count / POSITION_BUFFER;
-	p->nr_buffer = count % POSITION_BUFFER;
-	if (p->room < POSITION_BUFFER) {
+	/* What is read is of the stream as it is then: it may be carried on meanwhile */
+	while (count < p->nr_spilled * POSITION_BUFFER) {
+		unsigned int cuts = s->cuts;
+
+		segment = must_resize(segment, POSITION_BUFFER * sizeof(*segment));
+		segment_read(server, s, count / POSITION_BUFFER, segment);
+		if (cuts != s->cuts)
+			continue;
+		free(p->buffer);
+		p->buffer = segment;
 		p->room = POSITION_BUFFER;
-		p->buffer = must_resize(p->buffer, p->room * sizeof(*p->buffer));
+		p->nr_spilled = count / POSITION_BUFFER;
+		free(p->segment);
+		p->segment = NULL;
+		segment = NULL;
+		break;
 	}
-	segment_read(server, s, p->nr_spilled, p->buffer);
-	free(p->segment);
-	p->segment = NULL;
+	free(segment);
+	s->cuts++;
+	p->nr_buffer = count - p->nr_spilled * POSITION_BUFFER;
 }
 
 uint64_t *positions_copy(struct server *server, struct session *s, size_t *count)
@@ -393,7 +406,7 @@ int session_flush(struct server *server, struct session *s)
 
 	log_want(&server->log, s->lsn);
 	vector_copy(&depends, &s->depends);
-	err = flush_others(server, &depends, s);
+	err = flush_others(server, &depends, s, false);
 	vector_free(&depends);
 	if (err)
 		return err;
@@ -490,10 +503,10 @@ static int serve(struct server *server, struct session *s, struct inbox *in)
 	} else if (log_used(&server->log) + server->reserved + m->body.len + server->reserve > server->log.ring / 4 * 3 ||
 		   (server->held_by && server->held + m->body.len > server->log.ring / 4)) {
 		/* The rest is for checkpoints */
-		no_room(server, "requests wait: the log has no room for them; make it larger, or see replayctl sessions for who holds it");
+		no_room(server, REQUESTS, "requests wait: the log has no room for them; make it larger, or see replayctl sessions for who holds it");
 		refuse(server, s, in, A_RETRY, NULL);
 	} else {
-		server->full = 0;
+		server->waiting[REQUESTS].since = 0;
 		execute(server, s, m);
 	}
 	return 0;

@@ -331,7 +331,8 @@ void variable_checkpoint(struct server *server, const char *name)
 	/* Nobody writes it meanwhile: one that is written all the time would never be checkpointed */
 	v->busy = true;
 	vector_copy(&depends, &v->depends);
-	err = flush_others(server, &depends, NULL);
+	/* The keeper has other things to do than to wait for a member that is away */
+	err = flush_others(server, &depends, NULL, true);
 	vector_free(&depends);
 	v->busy = false;
 	server->env->wake(server->env, &v->busy);

@@ -2,6 +2,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
+#include <libgen.h>
 #include <limits.h>
 #include <linux/fs.h>
 #include <signal.h>
@@ -252,7 +253,7 @@ static void record_add(const struct world *w, const struct verdict_record *r)
 	n = snprintf(line, sizeof(line), "time_ns=%" PRIu64 " pid=%d comm=%.32s rung=replay cause=%s outcome=%s generation=%" PRIu64
 		     " sessions=%" PRIu64 " requests=%" PRIu64 " took_ns=%" PRIu64 "\n", ns_of(CLOCK_REALTIME), getpid(), w->name,
 		     r->cause, r->outcome, r->epoch, r->sessions, r->requests, r->took);
-	fd = open(w->verdicts, O_WRONLY | O_APPEND | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0640);
+	fd = open(w->verdicts, O_WRONLY | O_APPEND | O_CREAT | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK, 0640);
 	if (fd >= 0 && !fstat(fd, &st) && st.st_size > VERDICTS_MAX &&
 	    snprintf(old, sizeof(old), "%s.old", w->verdicts) < (int)sizeof(old) && !rename(w->verdicts, old)) {
 		close(fd);
@@ -423,6 +424,18 @@ static int fill(struct world *w, void (*progress)(uint64_t done, uint64_t all))
 	return 0;
 }
 
+/* A new file is there after a loss of power, too */
+static int sync_directory(const char *path)
+{
+	char *copy = strdup(path);
+	int fd = copy ? open(dirname(copy), O_RDONLY | O_DIRECTORY | O_CLOEXEC) : -1, err = fd < 0 || fsync(fd) ? -errno : 0;
+
+	if (fd >= 0)
+		close(fd);
+	free(copy);
+	return err;
+}
+
 int world_format(const char *path, uint64_t size, bool force, struct log *from, void (*progress)(uint64_t done, uint64_t all),
 		 char error[ERROR_MAX])
 {
@@ -440,6 +453,8 @@ int world_format(const char *path, uint64_t size, bool force, struct log *from, 
 			return set_error(error, -errno, "%s: %s", path, strerror(errno));
 		err = -posix_fallocate(fd, 0, size / SECTOR_MAX * SECTOR_MAX);
 		close(fd);
+		if (!err)
+			err = sync_directory(path);
 		if (err) {
 			unlink(path);
 			return set_error(error, err, "%s: %s", path, strerror(-err));

@@ -20,6 +20,7 @@ struct world {
 	uint64_t size;
 	uint32_t sector;
 	bool direct;		/* past the page cache */
+	_Atomic bool stopping;	/* what is asked of other servers is given up */
 	const char *name;	/* of the server */
 	const char *verdicts;	/* the file of verdict records, or NULL */
 };

@@ -171,14 +171,14 @@ def stops() -> None:
 
 
 def memory() -> None:
-    """20,000 requests leave nothing behind"""
+    """24,000 requests leave nothing behind"""
     def used() -> int:
         assert server.process
         status = Path(f"/proc/{server.process.pid}/status").read_text()
         return int(status.split("VmRSS:")[1].split()[0])
 
     client = Session(server)
-    for i in range(4000):
+    for i in range(8000):
         client.call("steps" if i % 100 == 0 else "logged")
     before = used()
     for i in range(16000):

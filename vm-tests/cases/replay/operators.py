@@ -133,17 +133,28 @@ def crowd() -> None:
     """Who begins sessions and leaves them is told to wait, by their number and by their room; sessions that there are go on"""
     s = Server("crowd", "sessions = 50").start()
     first = [Session(s) for _ in range(50)]
+    for one in first:
+        equal(one.call("look", "x")[0], 404)
     equal(s.ask("POST", "/replay/sessions")[0], 503)
     status, headers, _ = s.ask("POST", "/add", {"Idempotency-Key": "k"}, "x 1")
     equal((status, headers["Replay-Answer"]), (503, "retry"))
     equal(first[0].call("add", "x 1"), (200, "1 1\n"))
-    equal(s.ask("DELETE", f"/replay/sessions/{first[1].name}", {"Replay-Sequence": "1"})[0], 204)
+    equal(s.ask("DELETE", f"/replay/sessions/{first[1].name}", {"Replay-Sequence": "2"})[0], 204)
     end = time.monotonic() + 30
-    while s.ask("POST", "/replay/sessions")[0] != 201:
+    while (found := s.ask("POST", "/replay/sessions"))[0] != 201:
         assert time.monotonic() < end, "the place of a session that has ended stays taken"
+    # One that nobody has asked anything goes first
+    while s.ask("POST", "/replay/sessions")[0] != 201:
+        assert time.monotonic() < end, "the place of a session that is not used stays taken"
+    status, headers, _ = s.ask("POST", "/look", {"Replay-Session": found[1]["Replay-Session"], "Replay-Sequence": "1"}, "x")
+    equal((status, headers["Replay-Answer"]), (410, "gone"))
+    for one in first[2:]:
+        one.call("look", "x")
     while "full" not in (found := [one["cause"] for one in verdicts(s)] if s.control.with_suffix(".verdicts").exists() else []):
         assert time.monotonic() < end, "nobody is told"
-        equal(s.ask("POST", "/replay/sessions")[0], 503)
+        s.ask("POST", "/add", {"Idempotency-Key": str(time.monotonic())}, "x 1")
+        # Others work meanwhile
+        first[0].call("look", "x")
         time.sleep(0.1)
     equal(found, ["full"])
     assert "as `sessions` allows" in s.stop()

@@ -144,7 +144,13 @@ class Session:
 
     def __init__(self, server: Server) -> None:
         self.server, self.next = server, 1
-        status, headers, _ = server.ask("POST", "/replay/sessions")
+        end = time.monotonic() + 60
+        while True:
+            status, headers, _ = server.ask("POST", "/replay/sessions")
+            if headers["Replay-Answer"] != "retry":
+                break
+            assert time.monotonic() < end, "no session is begun"
+            time.sleep(0.02)
         equal(status, 201)
         self.name = headers["Replay-Session"]
 
