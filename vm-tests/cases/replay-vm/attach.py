@@ -11,7 +11,7 @@ import sys
 import time
 from pathlib import Path
 
-from disk import SECTOR, receive
+from nbd import SECTOR, receive
 
 SET_SOCK, SET_BLKSIZE, DO_IT, CLEAR_SOCK, SET_SIZE_BLOCKS, SET_FLAGS = 0xAB00, 0xAB01, 0xAB03, 0xAB04, 0xAB07, 0xAB0A
 

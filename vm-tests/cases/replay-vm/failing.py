@@ -9,8 +9,8 @@ import threading
 import time
 from pathlib import Path
 
-from clients import Clients
-from disk import FLUSH, READ, WRITE, Disk
+from remote import Clients
+from nbd import FLUSH, READ, WRITE, Disk
 from guest import PLACE, PORT, Guest, ctl, draw, free_port, main, wait
 from replay import Server, Session
 

@@ -8,8 +8,8 @@ sector by sector. power.py CUTS [SECTOR]
 import random
 import sys
 
-from clients import Clients
-from disk import Disk
+from remote import Clients
+from nbd import Disk
 from guest import BOOT_S, PLACE, PORT, SEED, Guest, ctl, draw, free_port, main
 
 CUTS = int(sys.argv[1])

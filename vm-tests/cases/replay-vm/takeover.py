@@ -13,9 +13,9 @@ import threading
 import time
 from contextlib import suppress
 
-from clients import Clients, ask
-from disk import Disk
 from guest import HERE, PLACE, PORT, SERVICE, Guest, ctl, draw, free_port, main, wait
+from nbd import Disk
+from remote import Clients, ask
 
 ROUNDS = int(sys.argv[1])
 SIZE = 8 << 20
@@ -111,7 +111,7 @@ def taken_over() -> None:
         old.guest.thread.join(300)
         assert old.guest.result and old.guest.result.status == 1, (old.guest.result, old.guest.text())
         # Whichever it wants first; the anchor is part of it
-        assert re.search(r"replay: the log('s anchor)? cannot be (written|read).*: Input/output error", old.guest.text()), old.guest.text()
+        assert re.search(r"ended: the log('s anchor)? cannot be (written|read).*: Input/output error", old.guest.text()), old.guest.text()
         wait("the other host goes on", lambda: disk.writes > writes)
         assert disk.holder is holder, "the other host has lost its disk"
         assert ask(host.port, "look", "lie").startswith("404")
