@@ -19,7 +19,9 @@
 #define STATE_MAX		(2u << 20)	/* all variables of a session */
 #define REQUEST_LOG		(4u << 20)	/* that one may log, if nothing is said and the log is large */
 #define INBOX_MAX		8		/* the same request, sent again and again */
+#ifndef POSITION_BUFFER			/* the simulator has a smaller one: it is filled more often */
 #define POSITION_BUFFER		512
+#endif
 #define TOKEN_SIZE		16
 #define SESSION_NAME_LEN	(16 + 1 + 2 * TOKEN_SIZE)
 

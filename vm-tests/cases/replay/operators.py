@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
 """What an operator sees and does: verdict records, sessions that are stuck, a service that does not answer, browsers."""
 
+import contextlib
 import json
 import os
 import socket
@@ -239,6 +240,28 @@ def moves() -> None:
         ctl(*wrong, ok=2)
 
 
+def absent() -> None:
+    """Requests that wait for a service that is away keep nobody else from being served"""
+    s = Server("absent", "threads = 4", more=f"[service away]\nurl = http://127.0.0.1:{free_port()}").start()
+
+    def wait(one: Session) -> None:
+        # Until the server stops
+        with contextlib.suppress(OSError):
+            one.once("forward", "away look x")
+
+    for waiting in [Session(s) for _ in range(40)]:
+        threading.Thread(target=wait, args=(waiting,), daemon=True).start()
+    client = Session(s)
+    for _ in range(20):
+        equal(client.call("look", "x", patience=10)[0], 404)
+        time.sleep(0.1)
+    blocked = next(line for line in ctl("metrics", s.control).splitlines() if line.startswith("replay_threads_blocked "))
+    assert int(blocked.split()[1]) >= 36, blocked
+    begin = time.monotonic()
+    s.stop()
+    assert time.monotonic() - begin < 15
+
+
 def together() -> None:
     """A hundred requests wait for another server at a time"""
     everybody = threading.Barrier(100)
@@ -356,4 +379,4 @@ def reading() -> None:
         process.communicate()
 
 
-main(recovered, many, perdurectl, stuck, crowd, moves, late, together, chatter, control, browsers, reading)
+main(recovered, many, perdurectl, stuck, crowd, moves, late, absent, together, chatter, control, browsers, reading)
