@@ -125,10 +125,9 @@ class Client:
 
 # ---- the show ----
 
-CONFIGS = {
-    "prices": """
+DOMAIN = """
 [domain]
-listen = 127.0.0.1:{prices_domain}
+listen = 127.0.0.1:{own_domain}
 key = {place}/shop.key
 [member prices]
 number = 1
@@ -136,22 +135,8 @@ url = http://127.0.0.1:{prices_domain}
 [member cart]
 number = 2
 url = http://127.0.0.1:{cart_domain}
-""",
-    "cart": """
-[domain]
-listen = 127.0.0.1:{cart_domain}
-key = {place}/shop.key
-[member prices]
-number = 1
-url = http://127.0.0.1:{prices_domain}
-[member cart]
-number = 2
-url = http://127.0.0.1:{cart_domain}
-[service payment]
-url = http://127.0.0.1:{payment}
-""",
-    "payment": "",
-}
+"""
+CONFIGS = {"prices": DOMAIN, "cart": DOMAIN + "[service payment]\nurl = http://127.0.0.1:{payment}\n", "payment": ""}
 
 
 def free_port() -> int:
@@ -171,7 +156,8 @@ class Shop:
         for name, more in CONFIGS.items():
             server = (f"[server]\nname = {name}\nlog = {place}/{name}.log\nlisten = 127.0.0.1:{self.ports[name]}\n"
                       f"control = {place}/{name}.sock\n")
-            (place / f"{name}.conf").write_text(server + more.format(place=place, **self.ports))
+            own = self.ports.get(f"{name}_domain")
+            (place / f"{name}.conf").write_text(server + more.format(place=place, own_domain=own, **self.ports))
             subprocess.run(["replayctl", "format", f"{place}/{name}.log", "--size", "16M"], check=True, stdout=subprocess.DEVNULL)
             self.start(name)
 
