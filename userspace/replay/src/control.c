@@ -28,16 +28,6 @@ static void refuse(struct page *page, int status, const char *why)
 	bytes_set(&page->body, why, strlen(why));
 }
 
-static unsigned int count_stuck(const struct server *server)
-{
-	const struct session *s;
-	unsigned int n = 0;
-
-	for (s = server->sessions; s; s = s->hh.next)
-		n += s->stuck != NULL;
-	return n;
-}
-
 static json_int_t number(uint64_t n)
 {
 	return n;

@@ -288,6 +288,7 @@ int session_flush(struct server *server, struct session *s);
 uint64_t session_append(struct server *server, struct session *s, enum record type, const struct bytes *payload);
 __attribute__((format(printf, 3, 4)))
 void session_stick(struct server *server, struct session *s, const char *format, ...);
+unsigned int count_stuck(const struct server *server);
 void position_push(struct server *server, struct session *s, uint64_t lsn);
 uint64_t position_get(struct server *server, struct session *s, size_t index);	/* waits */
 /* All of the stream at once, the caller's to free; waits */

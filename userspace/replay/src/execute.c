@@ -141,13 +141,10 @@ static void replay_request(struct server *server, struct session *s, struct curs
 
 static void recovered(struct server *server)
 {
-	unsigned int stuck = 0;
-	const struct session *s;
+	unsigned int stuck = count_stuck(server);
 	char why[128];
 
 	server->worked += log_used(&server->log);
-	for (s = server->sessions; s; s = s->hh.next)
-		stuck += s->stuck != NULL;
 	if (stuck)
 		snprintf(why, sizeof(why), "%u of them are stuck: `replayctl sessions` says why", stuck);
 	report(server, "start", "replayed", HASH_COUNT(server->sessions), server->replayed, stuck ? why : "all are where they were");

@@ -362,6 +362,16 @@ void session_stick(struct server *server, struct session *s, const char *format,
 	report(server, "diverged", "stuck", 1, 0, s->stuck);
 }
 
+unsigned int count_stuck(const struct server *server)
+{
+	const struct session *s;
+	unsigned int n = 0;
+
+	for (s = server->sessions; s; s = s->hh.next)
+		n += s->stuck != NULL;
+	return n;
+}
+
 /* Takes the reply's parts; gives up the lock meanwhile. */
 static void inbox_answer(struct server *server, struct session *s, struct inbox *in, struct reply *reply)
 {

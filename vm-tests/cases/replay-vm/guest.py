@@ -114,6 +114,14 @@ class Guest:
         self.complaints()
         return self.text()
 
+    def exit(self) -> None:
+        """For a program that runs itself in the guest: what that says and ends with is what this one does."""
+        self.thread.join()
+        print(self.text(), end="", flush=True)
+        self.complaints()
+        assert self.result
+        sys.exit(self.result.status)
+
     def complaints(self, died: bool = False) -> None:
         found = splats.scan(self.console, died)
         assert not found, found

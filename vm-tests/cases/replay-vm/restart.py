@@ -313,11 +313,7 @@ def load() -> None:
 def guest() -> None:
     faults, clients, seed = (sys.argv[1:] + ["8"])[:2] + [str(random.SystemRandom().randrange(1 << 32))]
     job = Guest("restart", [sys.executable, Path(__file__).resolve(), "inside", faults, clients, seed], memory="1G", timeout=5000)
-    job.thread.join()
-    print(job.text(), end="", flush=True)
-    job.complaints()
-    assert job.result
-    sys.exit(job.result.status)
+    job.exit()
 
 
 if __name__ == "__main__":
