@@ -129,4 +129,5 @@ def version_six() -> None:
     hosts.end()
 
 
-main(question_and_answer, primary_dies, muted_dies, version_six)
+if __name__ == "__main__":
+    main(question_and_answer, primary_dies, muted_dies, version_six)

@@ -19,7 +19,7 @@ from points import equal, main  # noqa: E402,F401
 
 TCP_REPLICA = 500
 OFF, PRIMARY, MUTED, ALONE = range(4)
-SET, PROMOTE, ABANDON, GATE, LEAVE = range(5)
+SET, PROMOTE, ABANDON, JOIN, GATE, LEAVE = range(6)
 UNGATED = 1
 ARGUMENT = struct.Struct("=4I16s16s16sH2sIQII")
 KEY = bytes(range(1, 17))
@@ -156,7 +156,8 @@ class Hosts:
             rules = "".join(f"""table {ip} takeover {{
                 chain copy {{
                     type filter hook prerouting priority raw;
-                    {ip} daddr {f.service} tcp dport {PORT} tcp flags & (fin|syn|rst|ack) != 0 dup to {f.primary} device lan
+                    {ip} daddr {f.service} tcp dport {PORT} tcp option @254,16,16 0x5252 return
+                    {ip} daddr {f.service} tcp dport {PORT} dup to {f.primary} device lan
                 }}
             }}
             """ for ip, f in (("ip", V4), ("ip6", V6)))
