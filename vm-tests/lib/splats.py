@@ -19,8 +19,8 @@ def patterns(path: Path) -> list[re.Pattern[str]]:
     return [re.compile(line) for line in lines]
 
 
-def scan(console: Path, died: bool = False, lists: Path = LISTS, profile: str = "") -> list[str]:
-    """The complaints, one line each. Of a guest that died, a whole log isn't expected."""
+def scan(console: Path, died: bool = False, lists: Path = LISTS, profile: str = "", until: str = "") -> list[str]:
+    """The complaints, one line each, before a line with the text `until`. Of a guest that died, a whole log isn't expected."""
     try:
         deny, allow = patterns(lists / "deny"), patterns(lists / "allow")
         text = console.read_text(errors="replace")
@@ -28,7 +28,7 @@ def scan(console: Path, died: bool = False, lists: Path = LISTS, profile: str = 
         return [f"the console cannot be scanned: {e}"]
     if not deny:
         return [f"the console cannot be scanned: {lists / 'deny'} is empty"]
-    lines = [line.strip() for line in text.splitlines()]
+    lines = [line.strip() for line in (text.partition(until)[0] if until else text).splitlines()]
     not_ours = races.foreign(lines)
     found = [line for number, line in enumerate(lines)
              if any(p.search(line) for p in deny) and not any(p.search(line) for p in allow) and number not in not_ours]
