@@ -25,7 +25,7 @@ class Guest:
     """One that does this job, with more arguments of QEMU's. `place` is for its files; `stdin`: a descriptor to feed it from."""
 
     def __init__(self, name: str, job: vm.Job, place: Path, console: Path, vmlinux: Path, more: list[str], memory: str = "384M",
-                 cpus: int = 2, timeout: float = 1200, stdin: int | None = None) -> None:
+                 cpus: int = 2, timeout: float | None = 1200, stdin: int | None = None) -> None:
         self.name, self.pid, self.console, self.job, self.stdin = name, place / f"{name}.pid", console, job, stdin
         self.pid.unlink(missing_ok=True)
         self.said, self.errors = bytearray(), bytearray()

@@ -83,7 +83,7 @@ class Guest(guests.Guest):
         self.to_agent, from_test = socket.socketpair()
         self.fed = from_test        # vm.run() reads it by its number
         self.to_agent.settimeout(120)
-        super().__init__(name, vm.Job([sys.executable, str(AGENT), name, *nics], "/", vm.environment(PERDURE_GUEST="1")),
+        super().__init__(name, vm.Job([sys.executable, str(AGENT), name, *nics], "/", vm.environment(PERDURE_GUEST="1")), timeout=None,
                          stdin=from_test.fileno(), **more)      # type: ignore[arg-type]
 
     def run(self) -> None:
@@ -191,7 +191,7 @@ class Host:
         self.guest.cut()
 
     def stop(self) -> None:
-        """All of it stands still, as when the host of a virtual machine is busy. Longer than 20 s, its kernel complains later."""
+        """All of it stands still, as when the host of a virtual machine is busy, while its clock goes on."""
         self.stopped = True
         self.guest.signal(signal.SIGSTOP)
 

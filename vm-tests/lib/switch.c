@@ -75,7 +75,6 @@ struct leg {
 	struct frame *held, **held_end;
 	int64_t busy;			/* until the frames before this one have left, at this rate */
 	int64_t last;			/* when the newest arrives that keeps its place */
-	unsigned int under_way;
 	uint64_t random;
 	uint64_t passed, lost, dropped;
 };
@@ -439,14 +438,13 @@ static void travel(struct leg *leg, const uint8_t *data, uint32_t len, bool sure
 			due = leg->last;
 		leg->last = due;
 	}
-	if (due <= now && !leg->under_way) {
+	if (due <= now) {
 		arrive(leg, data, len, sure);
 		return;
 	}
 	f = copy(leg, data, len, sure);
 	f->due = due;
 	f->order = order++;
-	leg->under_way++;
 	heap_add(f);
 }
 
@@ -923,10 +921,9 @@ int main(int argc, char **argv)
 		unsigned int polled = nports;
 
 		wait_for(p);
-		for (; heap_len && heap[0]->due <= now;) {
+		while (heap_len && heap[0]->due <= now) {
 			struct frame *f = heap_take();
 
-			f->leg->under_way--;
 			arrive(f->leg, f->data, f->len, f->sure);
 			free(f);
 		}

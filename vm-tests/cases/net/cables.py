@@ -16,6 +16,7 @@ from net import Frame, Network, capture  # noqa: E402
 
 FRAMES = 100_000
 A_SECOND = 40_000
+MANY = 20_000
 ALL = b"\xff" * 6
 
 
@@ -101,6 +102,8 @@ def learning() -> None:
         equal((b.get()[6:12], c.get()[6:12]), (c.mac, b.mac))       # type: ignore[index]
         frame = a.send(c.mac, b"known")
         equal((c.get(), b.get(0.1)), (frame, None))
+        a.send(a.mac, b"to itself")
+        equal([station.get(0.1) for station in (a, b, c)], [None] * 3)
         b.mac = c.mac
         frame = b.send(a.mac, b"moved")
         equal(a.get(), frame)
@@ -159,20 +162,20 @@ def times() -> None:
                 ends.append(time.monotonic() - start)
             return ends
 
-        assert max(took(10, 100)) < 0.1
+        assert max(took(10, 100)) < 1
         net.set("lan", "a", "from", delay=100.5)
         net.set("lan", "b", "to", delay=50)
-        assert 0.15 < min(took(10, 100)) < 0.4
+        assert 0.15 < min(took(10, 100)) < 1.2
         net.set("lan", "b", "to", delay=0, jitter=100)
         ends = took(200, 100)
-        assert ends[0] > 0.1 and 0.15 < ends[-1] < 0.5, ends
+        assert ends[0] > 0.1 and 0.15 < ends[-1] < 1.5, ends
         net.set("lan", "b", "to", jitter=0, rate=1_000_000)
         net.set("lan", "a", "from", delay=0)
         # 100 frames of 1000 bytes are 0.8 s at that rate
-        assert 0.79 < took(100, 1000)[-1] < 1.5
+        assert 0.79 < took(100, 1000)[-1] < 4
         net.set("lan", "b", "to", queue=10_000)
-        for i in range(20):
-            net.a.send(net.b.mac, number(i) + bytes(982))
+        # In one piece, as the queue empties with time
+        net.a.socket.sendall((struct.pack(">I", 1000) + net.b.mac + net.a.mac + bytes(988)) * 20)
         net.set("lan", "b", "to", rate=0)
         equal([net.b.get(1) is not None for _ in range(11)], [True] * 10 + [False])
         equal(net.count("lan", "b")["to"]["dropped"], 10)
@@ -204,9 +207,9 @@ def triggers() -> None:
         third.send(ALL, b"hello")
         for station in net.a, net.b:
             assert station.get()
-        packets = [segment("S"), segment("SA", ports=(80, 1000)), segment("A"), segment("PA", b"GET /one"), segment("PA", b"GET /two", six=True),
+        packets = [segment("SA", ports=(80, 1000)), segment("S"), segment("A"), segment("PA", b"GET /one"), segment("PA", b"GET /two", six=True),
                    segment("PA", b"x", ports=(80, 1000)), segment("F")]
-        for i, keys in enumerate(({"set": "S", "unset": "A"}, {"set": "SA"}, {"n": 3}, {"payload": 8}, {"contains": b"/two"},
+        for i, keys in enumerate(({"set": "SA"}, {"set": "S", "unset": "A"}, {"n": 3}, {"payload": 8}, {"contains": b"/two"},
                                   {"tcp": 80, "payload": 1, "n": 3}, {"set": "F", "source": "a", "to": "b"})):
             trigger = net.trigger("lan", "drop", **keys)        # type: ignore[arg-type]
             wrong = [net.trigger("lan", source="b"), net.trigger("lan", to="c"), net.trigger("lan", contains=b"/three"), net.trigger("lan", tcp=81)]
@@ -256,6 +259,14 @@ def recorded() -> None:
               ("192.0.2.1", "192.0.2.2", 1000, 80, "PA", 7, 8, 512, [(8, bytes(8))]))
         equal((six.src, six.dst, six.flags, six.protocol), ("::1", "::2", "FA", socket.IPPROTO_TCP))
         assert before < four.time <= six.time < before + 50_000_000 <= frames[3].time < time.monotonic_ns(), [str(f) for f in frames]
+        # More at once than it keeps before it writes
+        net.set("lan", "b", "to", delay=0, hold=1)
+        for i in range(0, MANY, 1000):
+            net.a.socket.sendall(b"".join(struct.pack(">I", 18) + net.b.mac + net.a.mac + b"\x88\xb5" + number(j) for j in range(i, i + 1000)))
+        net.a.send(net.b.mac, b"last")
+        net.set("lan", "b", "to", hold=0)
+        equal(net.b.all(b"last"), [*map(number, range(MANY)), b"last"])
+        equal([f.data[14:] for f in net.capture("lan") if not f.sent][-MANY - 1:-1], [*map(number, range(MANY))])
         sending = threading.Event()
 
         def send() -> None:
@@ -275,12 +286,12 @@ def recorded() -> None:
         net.switch.wait()
         net.switch.returncode = 0       # as it was meant
         found: list[Frame] = list(capture(net.networks["lan"]))
-        assert len(found) > len(frames) and net.networks["lan"].stat().st_size > 100_000
+        assert len(found) > 2 * MANY + 100, len(found)
         equal([f.data[14:] for f in found[-3:]], [bytes(1000)] * 3)
 
 
 def refused() -> None:
-    """Wrong commands are refused, and change nothing; a frame that is none ends the connection"""
+    """Wrong commands are refused, and change nothing; a frame may come in pieces; one that is none ends the connection"""
     with two() as net:
         for words in ("set lan c both loss=1", "set lan a up loss=1", "set lan a both loss=101", "set lan a both speed=1", "set lan a both loss",
                       "set lan a both delay=-1", "port lan a /tmp/x", "port wan a /tmp/x", f"port lan c /{'x' * 200}", "network lan /tmp/x",
@@ -292,6 +303,12 @@ def refused() -> None:
                 assert "error: " in str(error), error
             else:
                 raise AssertionError(f"{words}: is done")
+        frame = net.a.mac + net.b.mac + b"\x88\xb5" + bytes(range(100))
+        whole = struct.pack(">I", len(frame)) + frame
+        for start, end in ((0, 2), (2, 50), (50, None)):
+            net.b.socket.sendall(whole[start:end])
+            net.count("lan", "b")
+        equal(net.a.get(), frame)
         net.b.socket.sendall(struct.pack(">I", 1 << 20))
         equal(net.b.socket.recv(100), b"")
         net.b.plug()

@@ -7,6 +7,8 @@ import random
 import socket
 import sys
 import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "harness"))
@@ -231,15 +233,19 @@ def noticed() -> None:
         host.spawn("echo b >/proc/sysrq-trigger")
         host.guest.thread.join(30)
 
-    for number, (bring_about, message) in enumerate(((complain, "made up"), (kill, "made up"), (panic, "made up"), (die, "has ended"),
-                                                     (Host.stop, "stopped still"))):
+    def notice(bring_about: Callable[[Host], None], message: str) -> None:
         try:
-            with Network(f"net-noticed-{number}") as other:
+            with Network(f"net-{bring_about.__name__}") as other:
                 bring_about(other.host("x", {"lan": ""}).up())
         except AssertionError as error:
             assert message in str(error), error
         else:
             raise AssertionError(f"{bring_about.__name__} is not noticed")
+
+    with ThreadPoolExecutor() as pool:
+        for future in [pool.submit(notice, *pair) for pair in ((complain, "made up"), (kill, "made up"), (panic, "made up"),
+                                                               (die, "has ended"), (Host.stop, "stopped still"))]:
+            future.result()
 
 
 with net:
