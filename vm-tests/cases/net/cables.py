@@ -288,6 +288,9 @@ def recorded() -> None:
         found: list[Frame] = list(capture(net.networks["lan"]))
         assert len(found) > 2 * MANY + 100, len(found)
         equal([f.data[14:] for f in found[-3:]], [bytes(1000)] * 3)
+        # So does a disk that was full
+        os.truncate(net.networks["lan"], net.networks["lan"].stat().st_size - 5)
+        equal(len(list(capture(net.networks["lan"]))), len(found) - 1)
 
 
 def refused() -> None:

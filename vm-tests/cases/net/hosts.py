@@ -122,7 +122,7 @@ def transfer() -> None:
     frames = [f for f in net.capture("lan")[before:] if f.dport == 80 and f.payload]
     sent, given = ([f for f in frames if f.sent == way] for way in (True, False))
     print(f"# {len(sent)} segments sent, {len(given)} given; lost {counts['lost']}", flush=True)
-    assert counts["lost"] > 10 and max(len(f.data) for f in frames) <= 1514, counts
+    assert counts["lost"] > 3 and max(len(f.data) for f in frames) <= 1514, counts
     # What is in the capture is what was sent: put together again
     first = min(f.seq for f in sent)
     whole = bytearray(len(data))
