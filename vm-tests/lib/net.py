@@ -308,6 +308,11 @@ class Network:
         self.hosts[name] = Host(self, name, nics, vmlinux=kernel, memory=memory, cpus=cpus)
         return self.hosts[name]
 
+    def up(self) -> None:
+        """All have booted, and can be reached."""
+        for host in self.hosts.values():
+            host.up()
+
     def set(self, network: str, host: str, leg: str = "both", **values: float) -> None:
         """Of its cable's leg from the host, to it, or both: loss, duplicate, reorder (%), delay, jitter (ms), rate (bits/s),
         queue (bytes), cut, hold (0 or 1). What is not named stays as it is."""

@@ -210,8 +210,8 @@ def panicked() -> None:
     c.end()
     b.start()
     c.start()
+    net.up()
     for host, address in ((b, "10.0.0.3"), (c, "10.0.0.2")):
-        host.up()
         process = host.python(ECHO, address)
         equal((process.wait(), process.text()), (0, f"to {address}\n"))
 
@@ -252,4 +252,5 @@ with net:
     hosts += [net.host("a", {"lan": "192.0.2.1/24 2001:db8::1/64"}),
               net.host("b", {"lan": "192.0.2.2/24 2001:db8::2/64", "link": "10.0.0.2/24 fd00::2/64"}),
               net.host("c", {"lan": "192.0.2.3/24 2001:db8::3/64", "link": "10.0.0.3/24 fd00::3/64"}, cpus=2, memory="384M")]
+    net.up()
     main(reached, commands, transfer, interrupted, triggered, killed, stopped, panicked, noticed)
