@@ -2,24 +2,26 @@
 /*
  * An Ethernet switch for virtual machines, with cables that lose, delay and repeat frames: switch SEED.
  *
- * Each port is a unix socket to connect to, for QEMU's "-netdev stream" or any other process; each frame on it follows its
- * length in four bytes, the highest first. A port that is connected to again belongs to the newer connection. A cable
- * has two legs, from the host and to the host; what is lost, delayed or held, is so on one leg. A change of a leg is for frames
- * that enter it from then on.
+ * Each port is a unix socket to connect to, for QEMU's "-netdev stream" or any other process. Each frame on it follows
+ * its length in four bytes, the highest first. A port that is connected to again belongs to the newer connection. A
+ * cable has two legs, from the host and to the host; what is lost, delayed or held, is so on one leg. A change of a leg
+ * is for frames that enter it from then on.
  *
- * Commands are lines on stdin; each is answered by one line on stdout, "ok..." or "error: ...". PERCENT and MS may have fractions.
+ * Commands are lines on stdin; each is answered by one line on stdout, "ok..." or "error: ...". PERCENT and MS may have
+ * fractions.
  *
- *   network NAME FILE       a network, whose frames go to FILE (pcapng, CLOCK_MONOTONIC): what hosts sent as inbound, what
- *                           they were given as outbound, each with its port as interface
+ *   network NAME FILE       a network, whose frames go to FILE (pcapng, CLOCK_MONOTONIC): what hosts sent as inbound,
+ *                           what they were given as outbound, each with its port as interface
  *   port NETWORK NAME PATH  a port, with its socket at PATH
  *   set NETWORK PORT from|to|both KEY=VALUE...
  *       loss, duplicate, reorder=PERCENT   a frame that is reordered arrives up to 10 ms later than it would
  *       delay, jitter=MS                   jitter alone changes no order
  *       rate=BITS/S queue=BYTES            what does not fit into the queue is dropped; rate=0: no limit
  *       cut=0|1 hold=0|1                   what is held arrives when it is released
- *   trigger NAME NETWORK do=WHAT [after=1] [n=N] [from=PORT] [to=PORT] [tcp=PORT] [set=FLAGS] [unset=FLAGS] [payload=BYTES] [bytes=HEX]
- *       when a host sends the Nth frame like that, do WHAT: tell, drop (the frame), cut:PORT or hold:PORT (both legs).
- *       before the frame itself, or with after=1 after it, which then arrives for sure. FLAGS are letters of SAFRPU.
+ *   trigger NAME NETWORK do=WHAT [after=1] [n=N] [from=PORT] [to=PORT] [tcp=PORT] [set=FLAGS] [unset=FLAGS]
+ *           [payload=BYTES] [bytes=HEX]
+ *       when a host sends the Nth frame like that, do WHAT: tell, drop (the frame), cut:PORT or hold:PORT (both legs);
+ *       before the frame itself, or with after=1 after it, which then arrives for sure. FLAGS are letters of FSRPAU.
  *       "event NAME NANOSECONDS" is said on stdout, once.
  *   count NETWORK PORT      frames from the host: passed, lost, dropped; to the host: the same
  *
