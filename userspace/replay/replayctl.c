@@ -11,6 +11,7 @@
 #include <unistd.h>
 
 #include "core.h"
+#include "units.h"
 #include "options.h"
 #include "world.h"
 
@@ -455,7 +456,7 @@ int main(int argc, char **argv)
 	while ((c = getopt_long(argc, argv, "h", long_options, NULL)) != -1) {
 		switch (c) {
 		case 's':
-			if (!size_parse(optarg, &size)) {
+			if (!unit_parse(optarg, unit_sizes, UINT64_MAX, &size)) {
 				problem("--size %s: it is to be bytes, or k, M, G", optarg);
 				return USAGE;
 			}

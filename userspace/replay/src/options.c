@@ -8,11 +8,12 @@
 #include <unistd.h>
 #include <utlist.h>
 
+#include "record.h"
+#include "units.h"
 #include "options.h"
 
 #define KEY_MIN		16
 #define KEY_MAX		1024
-#define VERDICTS	".verdicts"
 
 struct parser {
 	struct options *o;
@@ -34,46 +35,9 @@ static int wrong(struct parser *p, const char *format, ...)
 	return 0;
 }
 
-/* "64k", "4M", "1G"; of times "500ms", "30s", "5m", "2h", "1d" */
-static bool number(const char *text, const char *const units[][2], uint64_t max, uint64_t *value)
-{
-	char *end;
-	unsigned int i;
-
-	if (*text < '0' || *text > '9')
-		return false;
-	errno = 0;
-	*value = strtoull(text, &end, 10);
-	if (errno)
-		return false;
-	while (*end == ' ')
-		end++;
-	for (i = 0; units[i][0]; i++) {
-		uint64_t factor = strtoull(units[i][1], NULL, 10);
-
-		if (!strcmp(end, units[i][0])) {
-			if (*value > max / factor)
-				return false;
-			*value *= factor;
-			return true;
-		}
-	}
-	return false;
-}
-
-static const char *const sizes[][2] = { { "", "1" }, { "k", "1024" }, { "M", "1048576" }, { "G", "1073741824" }, { NULL } };
-static const char *const times[][2] = { { "ms", "1000000" }, { "s", "1000000000" }, { "m", "60000000000" }, { "h", "3600000000000" },
-					{ "d", "86400000000000" }, { NULL } };
-static const char *const counts[][2] = { { "", "1" }, { NULL } };
-
-bool size_parse(const char *text, uint64_t *size)
-{
-	return number(text, sizes, UINT64_MAX, size);
-}
-
 struct known {
 	const char *name;
-	const char *const (*units)[2];
+	const char *const (*units)[2];	/* of units.h */
 	uint64_t min, max;
 	size_t offset;
 	bool narrow;		/* an unsigned int */
@@ -81,19 +45,19 @@ struct known {
 
 #define AT(member) offsetof(struct options, member)
 static const struct known known[] = {
-	{ "connections", counts, 1, 1000000, AT(connections) },
-	{ "threads", counts, 1, 1024, AT(config.threads), true },
-	{ "threads_max", counts, 1, 65536, AT(config.threads_max), true },
-	{ "session_checkpoint", sizes, 1024, 1ull << 40, AT(config.session_checkpoint) },
-	{ "variable_checkpoint", counts, 1, 1ull << 32, AT(config.variable_checkpoint) },
-	{ "server_checkpoint", sizes, 4096, 1ull << 40, AT(config.server_checkpoint) },
-	{ "forced_after", counts, 1, 1000000, AT(config.forced_after), true },
-	{ "log_cache", sizes, 0, 1ull << 40, AT(config.log_cache) },
-	{ "request_log", sizes, 4096, 4 << 20, AT(config.request_log) },
-	{ "sessions", counts, 1, 100000000, AT(config.sessions) },
-	{ "session_ttl", times, 1000000000, 1ull << 62, AT(config.session_ttl) },
-	{ "key_ttl", times, 1000000000, 1ull << 62, AT(config.key_ttl) },
-	{ "batch", times, 0, 10000000000ull, AT(config.batch) },
+	{ "connections", unit_counts, 1, 1000000, AT(connections) },
+	{ "threads", unit_counts, 1, 1024, AT(config.threads), true },
+	{ "threads_max", unit_counts, 1, 65536, AT(config.threads_max), true },
+	{ "session_checkpoint", unit_sizes, 1024, 1ull << 40, AT(config.session_checkpoint) },
+	{ "variable_checkpoint", unit_counts, 1, 1ull << 32, AT(config.variable_checkpoint) },
+	{ "server_checkpoint", unit_sizes, 4096, 1ull << 40, AT(config.server_checkpoint) },
+	{ "forced_after", unit_counts, 1, 1000000, AT(config.forced_after), true },
+	{ "log_cache", unit_sizes, 0, 1ull << 40, AT(config.log_cache) },
+	{ "request_log", unit_sizes, 4096, 4 << 20, AT(config.request_log) },
+	{ "sessions", unit_counts, 1, 100000000, AT(config.sessions) },
+	{ "session_ttl", unit_times, 1000000000, 1ull << 62, AT(config.session_ttl) },
+	{ "key_ttl", unit_times, 1000000000, 1ull << 62, AT(config.key_ttl) },
+	{ "batch", unit_times, 0, 10000000000ull, AT(config.batch) },
 };
 
 static int set_text(struct parser *p, char **to, const char *name, const char *value)
@@ -129,9 +93,9 @@ static int server_option(struct parser *p, const char *name, const char *value)
 	for (k = known; k < known + sizeof(known) / sizeof(known[0]); k++) {
 		if (strcmp(name, k->name))
 			continue;
-		if (!number(value, k->units, k->max, &n) || n < k->min || n > k->max)
+		if (!unit_parse(value, k->units, k->max, &n) || n < k->min || n > k->max)
 			return wrong(p, "%s = %s: not %s from %llu to %llu", name, value,
-				     k->units == sizes ? "a size (bytes, k, M, G)" : k->units == times ? "a time (ms, s, m, h, d; limits in ns)" :
+				     k->units == unit_sizes ? "a size (bytes, k, M, G)" : k->units == unit_times ? "a time (ms, s, m, h, d; limits in ns)" :
 				     "a number", (unsigned long long)k->min, (unsigned long long)k->max);
 		if (k->narrow)
 			*(unsigned int *)((char *)p->o + k->offset) = n;
@@ -203,13 +167,13 @@ static int service_option(struct parser *p, struct service *s, bool member, cons
 	if (!strcmp(name, "ca"))
 		return access(value, R_OK) ? wrong(p, "ca = %s: %s", value, strerror(errno)) : set_text(p, &s->ca, name, value);
 	if (member && !strcmp(name, "number")) {
-		if (!number(value, counts, MEMBERS_MAX - 1, &n) || n >= MEMBERS_MAX)
+		if (!unit_parse(value, unit_counts, MEMBERS_MAX - 1, &n) || n >= MEMBERS_MAX)
 			return wrong(p, "number = %s: not from 0 to %u", value, MEMBERS_MAX - 1);
 		s->member = n;
 		return 1;
 	}
 	if (!strcmp(name, "timeout"))
-		return number(value, times, 86400000000000ull, &s->timeout) && s->timeout ? 1 :
+		return unit_parse(value, unit_times, 86400000000000ull, &s->timeout) && s->timeout ? 1 :
 		       wrong(p, "timeout = %s: not a time from 1ms to 1d (ms, s, m, h, d)", value);
 	if (!member && !strcmp(name, "protocol")) {
 		s->plain = !strcmp(value, "idempotency-key");
@@ -231,18 +195,6 @@ static int handle(void *arg, const char *section, const char *name, const char *
 	if (!strncmp(section, "service ", 8) && section[8])
 		return service_option(p, service_of(p, section + 8), false, name, value);
 	return wrong(p, "there is no section [%s], but [server], [domain], [member NAME] and [service NAME]", section);
-}
-
-/* /run/replay/cart.sock has /run/replay/cart.verdicts beside it */
-static char *beside(const char *control)
-{
-	const char *dot = strrchr(control, '.');
-	size_t len = dot && !strchr(dot, '/') ? (size_t)(dot - control) : strlen(control);
-	char *path = must_alloc(len + sizeof(VERDICTS));
-
-	memcpy(path, control, len);
-	strcpy(path + len, VERDICTS);
-	return path;
 }
 
 /* What only the whole file shows */
@@ -276,7 +228,7 @@ static void check(struct parser *p)
 	if ((members || o->domain_listen) && (!o->domain_listen || !o->domain_key.len))
 		wrong(p, "[domain] wants a %s", o->domain_listen ? "key" : "listen");
 	if (o->control)
-		o->verdicts = beside(o->control);
+		o->verdicts = record_beside(o->control);
 	if (o->config.threads_max < o->config.threads)
 		o->config.threads_max = o->config.threads;
 }

@@ -36,7 +36,5 @@ struct options {
 /* 0, or a negative errno, and @error says what is wrong, and where */
 int options_read(struct options *o, const char *path, char error[ERROR_MAX]);
 void options_free(struct options *o);
-/* "512", "64k", "4M", "1G" */
-bool size_parse(const char *text, uint64_t *size);
 
 #endif

@@ -19,12 +19,12 @@
 #include <unistd.h>
 #include <utlist.h>
 
+#include "record.h"
 #include "log.h"
 #include "world.h"
 
 #define SECTOR_MAX	4096
 #define FILL_SIZE	(1u << 20)
-#define VERDICTS_MAX	(64u << 10)
 
 /* One that waits. Each has a condition of its own: others that share the bucket sleep on. */
 struct sleeper {
@@ -243,29 +243,6 @@ static int world_write(struct env *env, uint64_t place, const void *data, size_t
 	return all_io(w, place, buffer, len, true);
 }
 
-/* A line of verdicts: the keys of /proc/restart_log, where they mean the same */
-static void record_add(const struct world *w, const struct verdict_record *r)
-{
-	char line[512], old[PATH_MAX];
-	struct stat st;
-	int fd, n;
-
-	n = snprintf(line, sizeof(line), "time_ns=%" PRIu64 " pid=%d comm=%.32s rung=replay cause=%s outcome=%s generation=%" PRIu64
-		     " sessions=%" PRIu64 " requests=%" PRIu64 " took_ns=%" PRIu64 "\n", ns_of(CLOCK_REALTIME), getpid(), w->name,
-		     r->cause, r->outcome, r->epoch, r->sessions, r->requests, r->took);
-	fd = open(w->verdicts, O_WRONLY | O_APPEND | O_CREAT | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK, 0640);
-	if (fd >= 0 && !fstat(fd, &st) && st.st_size > VERDICTS_MAX &&
-	    snprintf(old, sizeof(old), "%s.old", w->verdicts) < (int)sizeof(old) && !rename(w->verdicts, old)) {
-		close(fd);
-		fd = open(w->verdicts, O_WRONLY | O_APPEND | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0640);
-	}
-	/* A record that cannot be kept is no reason to stop */
-	if (fd < 0 || write(fd, line, n) != n)
-		fprintf(stderr, "replay: %s: %s\n", w->verdicts, strerror(errno));
-	if (fd >= 0)
-		close(fd);
-}
-
 static void world_report(struct env *env, const struct verdict_record *r)
 {
 	const struct world *w = to_world(env);
@@ -278,8 +255,12 @@ static void world_report(struct env *env, const struct verdict_record *r)
 	if (r->took)
 		fprintf(stderr, ", %.3f s after the start", r->took / 1e9);
 	fprintf(stderr, ": %s\n", r->why);
-	if (w->verdicts)
-		record_add(w, r);
+	/* A record that cannot be kept is no reason to stop */
+	if (w->verdicts &&
+	    record_add(w->verdicts, "time_ns=%" PRIu64 " pid=%d comm=%.32s rung=replay cause=%s outcome=%s generation=%" PRIu64 " sessions=%" PRIu64
+		       " requests=%" PRIu64 " took_ns=%" PRIu64 "\n", ns_of(CLOCK_REALTIME), getpid(), w->name, r->cause, r->outcome, r->epoch,
+		       r->sessions, r->requests, r->took))
+		fprintf(stderr, "replay: %s: %s\n", w->verdicts, strerror(errno));
 }
 
 static __attribute__((noreturn)) void world_fail(struct env *env, const char *why)
