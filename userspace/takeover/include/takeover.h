@@ -36,6 +36,9 @@ enum takeover_role {
 /*
  * What this host is for the connection @fd. It may become TAKEOVER_ALONE at any time. @id, which may be NULL: what the connection is
  * called on both hosts; 0 if it is TAKEOVER_OFF. Whatever is wrong with @fd, it is TAKEOVER_OFF. Keeps errno.
+ *
+ * One that is alone and idle may get a copy on the peer again: it is TAKEOVER_PRIMARY then, under another @id. So a server asks before each request,
+ * and counts requests from the first one that it saw under this @id.
  */
 enum takeover_role takeover_role(int fd, uint64_t *id);
 
@@ -52,8 +55,8 @@ int takeover_gate(int fd, bool open);
 int takeover_leave(int fd);
 
 /*
- * The primary, before it executes request @number of connection @id: the backup's log learns who does. Numbers are those of the connection,
- * the same on both hosts, each used once. Until takeover_reply_end() or takeover_reply_abort() the caller keeps @fd open.
+ * The primary, before it executes request @number of connection @id: the backup's log learns who does. Numbers grow with each request of this @id,
+ * are the same on both hosts, and each is used once. Until takeover_reply_end() or takeover_reply_abort() the caller keeps @fd open.
  *
  * When this, or any of the next four, fails, the reply can no longer be logged. The connection then goes on unprotected: takeover_leave()
  * has been called. The request is to be executed, and its reply sent, all the same.
@@ -95,8 +98,8 @@ struct takeover_result {
 /*
  * The backup, instead of executing request @number of connection @id. A reply that is logged is given once, and a request whose reply
  * has been logged is never TAKEOVER_EXECUTE. When the primary has ended the connection without a reply, the role becomes
- * TAKEOVER_ALONE, which is noticed within 100 ms, with or without a takeoverd. TAKEOVER_REFUSED: the log could not store the reply, or
- * nothing was heard of the request, or no longer, for `patience`.
+ * TAKEOVER_ALONE, which is noticed within 100 ms, with or without a takeoverd. TAKEOVER_REFUSED: the log could not store the reply; or
+ * nobody executes the request, though the primary's host has been there for longer than `patience`; or the connection has ended.
  */
 enum takeover_verdict takeover_reply_wait(int fd, uint64_t id, uint64_t number, struct takeover_result *result);
 

@@ -20,7 +20,7 @@ NO_SPDX = re.compile(r"(VERSION|UPSTREAM|kernel-patches/series|LICENSES/.*|.*\.(
 # What each part is licensed under; the first match decides.
 LICENCES = (
     (r"userspace/libperdure/include/perdure/", "GPL-2.0 WITH Linux-syscall-note"),
-    (r"userspace/(libperdure|python/perdure|replay/(include|src))/", "LGPL-2.1-or-later"),
+    (r"userspace/(common|libperdure|python/perdure|(replay|takeover)/(include|src))/", "LGPL-2.1-or-later"),
     (r"configs/", "GPL-2.0-only"),
     (r"", "GPL-2.0-or-later"),
 )

@@ -1,0 +1,878 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+/*
+ * What becomes of a service: who is the primary, whether both hosts have it, who goes on when one is gone.
+ *
+ * Who is a member, who is dead, and where the address points, others decide: keepalived, Pacemaker, an administrator. They call
+ * `takeoverctl promote` at the host that goes on. The two takeoverd talk only so that not both go on:
+ *
+ *   ask	Once a second. The answer is what the other one is. One that hears that its peer has been promoted, in a later epoch, abandons.
+ *   protect	From the host that has the address, and is to be the muted one. It is answered by yes when the other one has become the primary,
+ *		and the epoch of both is then one more than the higher of theirs. Only then does the asking host mute itself, and copy packets.
+ *   claim	From one that is to be promoted, over each address of the peer, for at most `arbitrate`. A peer that has been promoted says no; any
+ *		other abandons, and says yes. If both claim, the muted one gets it: it is where the client's packets arrive. Who hears no
+ *		goes the other way: it abandons. Who hears nothing goes on. Its epoch is one more.
+ *
+ * A host that stood still for a while may have been given up meanwhile, and cannot know it: in the second after that, it waits for an answer.
+ */
+#include <arpa/inet.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <inttypes.h>
+#include <libgen.h>
+#include <limits.h>
+#include <netinet/in.h>
+#include <signal.h>
+#include <spawn.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/epoll.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <syslog.h>
+#include <time.h>
+#include <unistd.h>
+#include <utlist.h>
+
+#include <perdure/tcp_replica.h>
+#include "record.h"
+#include "takeoverd.h"
+
+extern char **environ;
+
+struct service *services;
+uint64_t woken_at;
+
+struct claim {
+	done_fn done;
+	void *arg;
+	const char *cause;
+	uint64_t begun, deadline;
+	struct dial *dials[2];
+};
+
+static const char *const state_names[] = { [WAITING] = "waiting", [PROTECTED] = "protected", [ALONE] = "alone", [ABANDONED] = "abandoned" };
+
+const char *state_name(const struct service *svc) { return state_names[svc->state]; }
+
+struct service *service_at(const struct endpoint *at)
+{
+	struct service *svc;
+
+	LL_FOREACH(services, svc)
+		if (!memcmp(&svc->c->at, at, sizeof(*at)))
+			return svc;
+	return NULL;
+}
+
+struct service *service_by_name(const char *name)
+{
+	struct service *svc;
+
+	LL_FOREACH(services, svc)
+		if (!strcmp(svc->c->name, name))
+			return svc;
+	return NULL;
+}
+
+/* The kernel. */
+
+static int kernel_op(const struct service *svc, uint32_t op, uint32_t role)
+{
+	const struct endpoint *at = &svc->c->at;
+	struct tcp_replica arg = {
+		.op = op, .role = role, .patience_ms = svc->c->patience / 1000000, .family = at->family, .port = at->port,
+	};
+	int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0), err;
+
+	memcpy(arg.address, at->address, sizeof(arg.address));
+	memcpy(arg.key, svc->c->key, sizeof(arg.key));
+	if (at->family == AF_INET) {
+		memcpy(arg.peer, &((const struct sockaddr_in *)&svc->peer)->sin_addr, 4);
+	} else {
+		memcpy(arg.peer, &((const struct sockaddr_in6 *)&svc->peer)->sin6_addr, 16);
+		arg.ifindex = ((const struct sockaddr_in6 *)&svc->peer)->sin6_scope_id;
+	}
+	err = fd < 0 || setsockopt(fd, IPPROTO_TCP, TCP_REPLICA, &arg, sizeof(arg)) ? errno : 0;
+	if (fd >= 0)
+		close(fd);
+	explicit_bzero(&arg, sizeof(arg));
+	return err;
+}
+
+static bool kernel_there(void)
+{
+	struct tcp_replica arg;
+	socklen_t len = sizeof(arg);
+	int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+	bool there = fd >= 0 && !getsockopt(fd, IPPROTO_TCP, TCP_REPLICA, &arg, &len);
+
+	if (fd >= 0)
+		close(fd);
+	return there;
+}
+
+/* What it counts of a service, as a line of key=value; NULL: nothing */
+static char *kernel_counts(const struct service *svc)
+{
+	FILE *f = fopen("/proc/net/tcp_replica", "re");
+	char *line = NULL, want[INET6_ADDRSTRLEN + 40];
+	size_t room = 0;
+
+	snprintf(want, sizeof(want), svc->c->at.family == AF_INET ? "service service=%s:%u " : "service service=[%s]:%u ",
+		 endpoint_text(&svc->c->at), ntohs(svc->c->at.port));
+	while (f && getline(&line, &room, f) > 0)
+		if (!strncmp(line, want, strlen(want))) {
+			fclose(f);
+			memmove(line, line + strlen(want), strlen(line + strlen(want)) + 1);
+			return line;
+		}
+	free(line);
+	if (f)
+		fclose(f);
+	return NULL;
+}
+
+/* The network. */
+
+/* With @input on its standard input; 0 if it cannot be started */
+static pid_t start(const char *input, const char *const argv[])
+{
+	posix_spawn_file_actions_t actions;
+	posix_spawnattr_t attr;
+	sigset_t none;
+	int to[2], err;
+	pid_t pid;
+
+	if (pipe2(to, O_CLOEXEC)) {
+		say(LOG_ERR, "%s: %s", argv[0], strerror(errno));
+		return 0;
+	}
+	posix_spawn_file_actions_init(&actions);
+	posix_spawn_file_actions_adddup2(&actions, to[0], 0);
+	posix_spawnattr_init(&attr);
+	sigemptyset(&none);
+	posix_spawnattr_setsigmask(&attr, &none);
+	posix_spawnattr_setflags(&attr, POSIX_SPAWN_SETSIGMASK);
+	err = posix_spawnp(&pid, argv[0], &actions, &attr, (char *const *)argv, environ);
+	posix_spawn_file_actions_destroy(&actions);
+	posix_spawnattr_destroy(&attr);
+	close(to[0]);
+	if (!err && input && write(to[1], input, strlen(input)) < 0)
+		say(LOG_ERR, "%s: %s", argv[0], strerror(errno));
+	close(to[1]);
+	if (err)
+		say(LOG_ERR, "%s: %s%s", argv[0], strerror(err), err == ENOENT ? ": it has to be installed" : "");
+	return err ? 0 : pid;
+}
+
+static int finish(pid_t pid, const char *name)
+{
+	int status = -1;
+
+	if (!pid)
+		return -1;
+	while (waitpid(pid, &status, 0) < 0 && errno == EINTR)
+		;
+	ticked_at = now_ns();	/* it was us who took the time */
+	if (WIFEXITED(status) && !WEXITSTATUS(status))
+		return 0;
+	say(LOG_ERR, "%s has failed", name);
+	return -1;
+}
+
+/* Is it the first of those that share an address and a peer? */
+static bool first_of_address(const struct service *svc)
+{
+	const struct service *other;
+
+	LL_FOREACH(services, other)
+		if (other == svc || (other->state == PROTECTED && other->backup && other->c->at.family == svc->c->at.family &&
+				     !memcmp(other->c->at.address, svc->c->at.address, 16) && !memcmp(&other->peer, &svc->peer, sizeof(svc->peer))))
+			return other == svc;
+	return true;
+}
+
+static void nft_family(FILE *f, uint16_t family)
+{
+	const char *ip = family == AF_INET ? "ip" : "ip6";
+	const char *errors = family == AF_INET ? "icmp type { destination-unreachable, time-exceeded, parameter-problem }" :
+			     "icmpv6 type { destination-unreachable, packet-too-big, time-exceeded, parameter-problem }";
+	const struct service *svc;
+	char device[IF_NAMESIZE + 16], name[IF_NAMESIZE], peer[INET6_ADDRSTRLEN];
+
+	/* Added, so that it can be deleted: all of it in one step */
+	fprintf(f, "table %s takeover\ndelete table %s takeover\n", ip, ip);
+	fprintf(f, "table %s takeover {\n\tchain arrive {\n\t\ttype filter hook prerouting priority raw;\n", ip);
+	LL_FOREACH(services, svc) {
+		const char *address = endpoint_text(&svc->c->at);
+		const unsigned int port = ntohs(svc->c->at.port);
+		const struct sockaddr_in6 *v6 = (const void *)&svc->peer;
+
+		if (svc->state != PROTECTED || svc->c->at.family != family)
+			continue;
+		inet_ntop(family, family == AF_INET ? (const void *)&((const struct sockaddr_in *)&svc->peer)->sin_addr : (const void *)&v6->sin6_addr,
+			  peer, sizeof(peer));
+		*device = 0;
+		if (family == AF_INET6 && v6->sin6_scope_id && if_indextoname(v6->sin6_scope_id, name))
+			snprintf(device, sizeof(device), " device \"%s\"", name);
+		fprintf(f, "\t\t%s daddr %s tcp dport %u notrack\n", ip, address, port);
+		if (!svc->backup)
+			continue;
+		/* Segments without flags are what the hosts tell each other */
+		fprintf(f, "\t\t%s daddr %s tcp dport %u tcp flags & (fin|syn|rst|ack) != 0 dup to %s%s\n", ip, address, port, peer, device);
+		if (first_of_address(svc))
+			fprintf(f, "\t\t%s daddr %s %s dup to %s%s\n", ip, address, errors, peer, device);
+	}
+	fprintf(f, "\t}\n\tchain leave {\n\t\ttype filter hook output priority raw;\n");
+	LL_FOREACH(services, svc)
+		if (svc->state == PROTECTED && svc->c->at.family == family)
+			fprintf(f, "\t\t%s saddr %s tcp sport %u notrack\n", ip, endpoint_text(&svc->c->at), ntohs(svc->c->at.port));
+	fprintf(f, "\t}\n}\n");
+}
+
+/* One that is not waited for: a host that goes on alone has more urgent things to do than to stop copying */
+static pid_t nft_running;
+static struct watch nft_watch = { -1, NULL };
+
+static void nft_ended(struct watch *watch, uint32_t events)
+{
+	(void)events;
+	watch_close(watch);
+	watch->fd = -1;
+	finish(nft_running, "nft");
+	nft_running = 0;
+}
+
+static int nft_apply(bool patient)
+{
+	static const char *const argv[] = { "nft", "-f", "-", NULL };
+	char *text = NULL;
+	size_t size;
+	FILE *f = open_memstream(&text, &size);
+	pid_t pid;
+
+	if (!f)
+		return -1;
+	nft_family(f, AF_INET);
+	nft_family(f, AF_INET6);
+	fclose(f);
+	if (nft_running)
+		nft_ended(&nft_watch, 0);
+	pid = start(text, argv);
+	free(text);
+	if (!patient && pid) {
+		nft_watch = (struct watch){ syscall(SYS_pidfd_open, pid, 0), nft_ended };
+		if (nft_watch.fd >= 0 && !watch_add(&nft_watch, EPOLLIN)) {
+			nft_running = pid;
+			return 0;
+		}
+	}
+	return finish(pid, "nft");
+}
+
+static void sysctl_set(const char *path, const char *value)
+{
+	int fd = open(path, O_WRONLY | O_CLOEXEC);
+
+	if (fd < 0 || write(fd, value, strlen(value)) < 0)
+		say(LOG_ERR, "%s: %s", path, strerror(errno));
+	if (fd >= 0)
+		close(fd);
+}
+
+static void address_change(const struct service *svc, bool there, const char *interface)
+{
+	const bool v4 = svc->c->at.family == AF_INET;
+	char text[INET6_ADDRSTRLEN + 4];
+	const char *add[] = { "ip", v4 ? "-4" : "-6", "address", "replace", text, "dev", interface, v4 ? NULL : "nodad", NULL };
+	const char *remove[] = { "ip", v4 ? "-4" : "-6", "address", "flush", "dev", interface, "to", text, NULL };
+
+	snprintf(text, sizeof(text), "%s/%u", endpoint_text(&svc->c->at), v4 ? 32 : 128);
+	finish(start(NULL, there ? add : remove), "ip");
+}
+
+/*
+ * Where clients find it, it is on an interface, which is the cluster manager's affair, or ours. On the primary it is on lo, and
+ * nobody is told of it: two other services of this address may have it the other way round, so it stays there.
+ */
+static void address_place(const struct service *svc)
+{
+	if (svc->state == PROTECTED && !svc->backup) {
+		if (svc->c->at.family == AF_INET) {
+			sysctl_set("/proc/sys/net/ipv4/conf/all/arp_ignore", "1");
+			sysctl_set("/proc/sys/net/ipv4/conf/all/arp_announce", "2");
+		}
+		if (svc->c->manage_address)
+			address_change(svc, false, svc->c->interface);
+		address_change(svc, true, "lo");
+	} else if (svc->c->manage_address && (svc->state == PROTECTED || svc->state == ALONE)) {
+		address_change(svc, true, svc->c->interface);
+	}
+}
+
+/* What is kept. */
+
+static void state_path(const struct service *svc, char path[PATH_MAX])
+{
+	char copy[PATH_MAX];
+
+	snprintf(copy, sizeof(copy), "%s", config.control);
+	snprintf(path, PATH_MAX, "%.*s/%s.state", PATH_MAX - NAME_SIZE - 16, dirname(copy), svc->c->name);
+}
+
+static void state_save(const struct service *svc)
+{
+	char path[PATH_MAX], new[PATH_MAX + 8];
+	FILE *f;
+
+	state_path(svc, path);
+	snprintf(new, sizeof(new), "%s.new", path);
+	f = fopen(new, "we");
+	if (f)
+		fprintf(f, "%s %s %" PRIu64 " %s %s\n", state_name(svc), svc->backup ? "backup" : "primary", svc->epoch,
+			address_text(&svc->peer, false), address_text(&svc->peer_log, true));
+	if (!f || fclose(f) || rename(new, path))
+		say(LOG_ERR, "%s: %s", path, strerror(errno));
+}
+
+static void state_load(struct service *svc)
+{
+	char path[PATH_MAX], state[16], role[16], peer[128], log[128];
+	union address peer_address, log_address;
+	uint64_t epoch;
+	FILE *f;
+
+	svc->backup = svc->c->backup;
+	svc->peer = svc->c->peer;
+	svc->peer_log = svc->c->peer_log;
+	state_path(svc, path);
+	f = fopen(path, "re");
+	if (!f)
+		return;
+	if (fscanf(f, "%15s %15s %" SCNu64 " %127s %127s", state, role, &epoch, peer, log) == 5 && address_parse(peer, false, &peer_address) &&
+	    address_parse(log, true, &log_address)) {
+		svc->epoch = epoch;
+		svc->backup = !strcmp(role, "backup");
+		svc->peer = peer_address;
+		svc->peer_log = log_address;
+		for (unsigned int i = 0; i < sizeof(state_names) / sizeof(state_names[0]); i++)
+			if (!strcmp(state, state_names[i]))
+				svc->state = i;
+	}
+	fclose(f);
+}
+
+/* Changes. */
+
+static void event(const struct service *svc, int level, const char *outcome, const char *cause, uint64_t took)
+{
+	char line[256];
+	struct timespec t;
+
+	clock_gettime(CLOCK_REALTIME, &t);
+	snprintf(line, sizeof(line), "%s: %s, epoch %" PRIu64 ": %s", svc->c->name, outcome, svc->epoch, cause);
+	say(level, "%s", line);
+	local_event(line);
+	/* A cause is one word there */
+	if (record_add(verdicts, "time_ns=%" PRIu64 " pid=%d comm=%s rung=takeover cause=%.*s outcome=%s generation=%" PRIu64 " took_ns=%" PRIu64 "\n",
+		       (uint64_t)(t.tv_sec * SECOND_NS + t.tv_nsec), getpid(), svc->c->name, (int)strcspn(cause, " ,"), cause, outcome, svc->epoch, took))
+		say(LOG_ERR, "%s: %s", verdicts, strerror(errno));
+}
+
+static void change(struct service *svc, enum state state, const char *cause, uint64_t since)
+{
+	svc->state = state;
+	svc->protect = svc->split = false;
+	state_save(svc);
+	nft_apply(state == PROTECTED);
+	address_place(svc);
+	event(svc, state == PROTECTED ? LOG_NOTICE : LOG_WARNING, state == PROTECTED && svc->backup ? "backup" : state == PROTECTED ? "primary" : state_name(svc),
+	      cause, since ? now_ns() - since : 0);
+}
+
+/* The kernel first: clients wait for it, and nothing else here matters to them */
+static void go_alone(struct service *svc, uint64_t epoch, const char *cause, uint64_t since)
+{
+	const int err = kernel_op(svc, TCP_REPLICA_PROMOTE, 0);
+
+	if (err && err != ENOENT)
+		say(LOG_ERR, "%s: the kernel does not promote it: %s", svc->c->name, strerror(err));
+	svc->epoch = epoch;
+	waits_look(svc);
+	change(svc, ALONE, cause, since);
+	logs_close(svc);
+}
+
+static void give_way(struct service *svc, uint64_t epoch, const char *cause)
+{
+	const int err = kernel_op(svc, TCP_REPLICA_ABANDON, 0);
+
+	if (err && err != ENOENT)
+		say(LOG_ERR, "%s: the kernel does not abandon it: %s", svc->c->name, strerror(err));
+	if (epoch > svc->epoch)
+		svc->epoch = epoch;
+	change(svc, ABANDONED, cause, 0);
+	logs_close(svc);
+}
+
+static bool become(struct service *svc, bool backup, uint64_t epoch, const char *cause)
+{
+	const bool was = svc->backup;
+	int err;
+
+	err = kernel_op(svc, TCP_REPLICA_SET, backup ? TCP_REPLICA_MUTED : TCP_REPLICA_PRIMARY);
+	if (err) {
+		say(LOG_ERR, "%s: the kernel does not make it %s: %s%s", svc->c->name, backup ? "muted" : "the primary", strerror(err),
+		    err == ENOPROTOOPT ? ": it is none with TCP_REPLICA" : err == EBUSY ? ": connections of the other role are still there" : "");
+		svc->backup = was;
+		return false;
+	}
+	svc->backup = backup;
+	svc->epoch = epoch;
+	change(svc, PROTECTED, cause, 0);
+	return true;
+}
+
+/* Claims. */
+
+static void claim_end(struct service *svc, int status, const char *text)
+{
+	struct claim *claim = svc->claim;
+
+	svc->claim = NULL;
+	for (unsigned int i = 0; i < 2; i++)
+		if (claim->dials[i])
+			peer_forget(claim->dials[i]);
+	claim->done(claim->arg, status, text);
+	free(claim);
+}
+
+static void claim_won(struct service *svc, const char *cause)
+{
+	char text[NAME_SIZE + 64];
+
+	go_alone(svc, svc->epoch + 1, cause, svc->claim->begun);
+	snprintf(text, sizeof(text), "%s: this host goes on: %s\n", svc->c->name, cause);
+	claim_end(svc, 0, text);
+}
+
+static void claim_lost(struct service *svc, uint64_t epoch)
+{
+	char text[NAME_SIZE + 64];
+
+	give_way(svc, epoch, "the peer goes on");
+	snprintf(text, sizeof(text), "%s: the peer goes on with it\n", svc->c->name);
+	claim_end(svc, 3, text);
+}
+
+static void peer_heard(struct service *svc, const struct peer_message *m);
+
+static bool asleep_lately(uint64_t now)
+{
+	return woken_at && now - woken_at < SECOND_NS;
+}
+
+static void claim_answered(struct service *svc, unsigned int which, int error, const struct peer_message *answer)
+{
+	struct claim *claim = svc->claim;
+
+	claim->dials[which] = NULL;
+	if (!error) {
+		peer_heard(svc, answer);
+		if (svc->claim != claim)
+			return;
+		if (answer->verb == VERB_YES)
+			claim_won(svc, "agreed with the peer");
+		else
+			claim_lost(svc, answer->epoch);
+	} else if (!claim->dials[!which] && !asleep_lately(now_ns())) {
+		claim_won(svc, "unanswered by the peer");
+	}
+}
+
+static void claim_answered_0(void *arg, int error, int fd, const struct peer_message *answer)
+{
+	(void)fd;
+	claim_answered(arg, 0, error, answer);
+}
+
+static void claim_answered_1(void *arg, int error, int fd, const struct peer_message *answer)
+{
+	(void)fd;
+	claim_answered(arg, 1, error, answer);
+}
+
+static struct peer_message message(const struct service *svc, enum verb verb);
+
+static void claim_dial(struct service *svc)
+{
+	const struct peer_message question = message(svc, VERB_CLAIM);
+	struct claim *claim = svc->claim;
+	union address other = svc->peer;
+	const uint64_t now = now_ns(), left = claim->deadline > now ? claim->deadline - now : 0;
+	const in_port_t port = ((const struct sockaddr_in *)&svc->peer_log)->sin_port;	/* at the same place in both families */
+
+	((struct sockaddr_in *)&other)->sin_port = port;
+	claim->dials[0] = peer_dial(svc, &svc->peer_log, &question, left, claim_answered_0, svc);
+	if (memcmp(&other, &svc->peer_log, sizeof(other)))
+		claim->dials[1] = peer_dial(svc, &other, &question, left, claim_answered_1, svc);
+}
+
+void service_promote(struct service *svc, done_fn done, void *arg)
+{
+	const uint64_t now = now_ns();
+	char text[NAME_SIZE + 64];
+
+	if (svc->state == ALONE || svc->claim) {
+		snprintf(text, sizeof(text), "%s: it %s promoted\n", svc->c->name, svc->claim ? "is being" : "has been");
+		done(arg, svc->claim ? 1 : 0, text);
+		return;
+	}
+	svc->claim = must_alloc(sizeof(*svc->claim));
+	*svc->claim = (struct claim){ .done = done, .arg = arg, .begun = now, .deadline = now + config.arbitrate };
+	if (asleep_lately(now) && svc->claim->deadline < woken_at + SECOND_NS)
+		svc->claim->deadline = woken_at + SECOND_NS;
+	claim_dial(svc);
+	if (!svc->claim->dials[0] && !svc->claim->dials[1] && !asleep_lately(now))
+		claim_won(svc, "unanswered by the peer");
+}
+
+static void claim_tick(struct service *svc, uint64_t now)
+{
+	if (now >= svc->claim->deadline)
+		claim_won(svc, "unanswered by the peer");
+	else if (!svc->claim->dials[0] && !svc->claim->dials[1])
+		claim_dial(svc);
+}
+
+void service_abandon(struct service *svc)
+{
+	if (svc->claim)
+		claim_end(svc, 1, "it has been abandoned meanwhile\n");
+	give_way(svc, svc->epoch, "asked to");
+}
+
+/* What the hosts tell each other. */
+
+static const char *const settings[SETTINGS] = {
+	"net/ipv4/tcp_timestamps", "net/ipv4/tcp_sack", "net/ipv4/tcp_window_scaling", "net/ipv4/tcp_ecn", "net/ipv4/tcp_rmem", "net/core/rmem_max",
+};
+
+/* The last number of it */
+static uint32_t setting(const char *name)
+{
+	char path[128], text[128] = "";
+	const char *last;
+	ssize_t n = -1;
+	int fd;
+
+	snprintf(path, sizeof(path), "/proc/sys/%s", name);
+	fd = open(path, O_RDONLY | O_CLOEXEC);
+	if (fd >= 0) {
+		n = read(fd, text, sizeof(text) - 1);
+		close(fd);
+	}
+	while (n > 0 && text[n - 1] == '\n')
+		text[--n] = 0;
+	last = strpbrk(text, "\t ") ? strrchr(text, strchr(text, '\t') ? '\t' : ' ') + 1 : text;
+	return strtoul(last, NULL, 10);
+}
+
+static struct peer_message message(const struct service *svc, enum verb verb)
+{
+	struct peer_message m = { .verb = verb, .state = svc->state, .epoch = svc->epoch };
+
+	for (unsigned int i = 0; i < SETTINGS; i++)
+		m.settings[i] = setting(settings[i]);
+	return m;
+}
+
+static void settings_compare(struct service *svc, const struct peer_message *m)
+{
+	bool differs = false;
+
+	for (unsigned int i = 0; i < SETTINGS; i++) {
+		const uint32_t here = setting(settings[i]);
+
+		if (here == m->settings[i])
+			continue;
+		differs = true;
+		if (!svc->differs)
+			say(LOG_WARNING, "%s: %s is %u here, and %u at the peer: connections may not be the same on both", svc->c->name, settings[i], here,
+			    m->settings[i]);
+	}
+	svc->differs = differs;
+}
+
+/* Anything that it has said tells what it is */
+static void peer_heard(struct service *svc, const struct peer_message *m)
+{
+	const bool split = svc->state == ALONE && m->state == ALONE;
+
+	svc->alive_at = now_ns();
+	svc->peer_state = m->state < sizeof(state_names) / sizeof(state_names[0]) ? m->state : WAITING;
+	svc->peer_epoch = m->epoch;
+	settings_compare(svc, m);
+	if (split && !svc->split)
+		event(svc, LOG_CRIT, "split", "both hosts have been promoted: `takeoverctl abandon` one of them", 0);
+	svc->split = split;
+	if (svc->state == PROTECTED && svc->peer_state == ALONE && m->epoch > svc->epoch) {
+		if (svc->claim)
+			claim_lost(svc, m->epoch);
+		else
+			give_way(svc, m->epoch, "the peer has been promoted");
+	}
+}
+
+/* The backup at first, and when its peer's host has been started anew; one that is alone when it is asked to */
+static bool wants_protection(const struct service *svc)
+{
+	if (svc->state == ALONE)
+		return svc->protect;
+	return svc->backup && (svc->state == WAITING || (svc->state == PROTECTED && svc->peer_state == WAITING));
+}
+
+static void claimed(struct service *svc, struct peer_message *m)
+{
+	if (svc->state == ALONE || (svc->claim && svc->backup)) {
+		*m = message(svc, VERB_NO);
+		if (svc->claim)
+			m->epoch++;	/* what it will be */
+		return;
+	}
+	if (svc->claim)
+		claim_lost(svc, m->epoch + 1);
+	else if (svc->state == PROTECTED)
+		give_way(svc, m->epoch + 1, "claimed by the peer");
+	*m = message(svc, VERB_YES);
+}
+
+static struct service *asking;	/* the service that we have asked to protect, until it is answered */
+
+void service_asked(struct service *svc, struct peer_message *m)
+{
+	const struct peer_message asked = *m;
+	const uint64_t epoch = (asked.epoch > svc->epoch ? asked.epoch : svc->epoch) + 1;
+
+	peer_heard(svc, &asked);
+	switch (asked.verb) {
+	case VERB_CLAIM:
+		claimed(svc, m);
+		return;
+	case VERB_PROTECT:
+		/* One that is the primary already has a peer that does not know of it any more */
+		*m = message(svc, svc->state != ALONE && !svc->claim && asking != svc && !(svc->state == PROTECTED && svc->backup) &&
+			     become(svc, false, epoch, "agreed with the peer") ? VERB_YES : VERB_NO);
+		m->epoch = svc->epoch;
+		m->state = svc->state;
+		return;
+	default:
+		*m = message(svc, VERB_ANSWER);
+	}
+}
+
+static void protect_answered(void *arg, int error, int fd, const struct peer_message *answer)
+{
+	struct service *svc = arg;
+
+	(void)fd;
+	if (asking == svc)
+		asking = NULL;
+	if (error)
+		return;
+	peer_heard(svc, answer);
+	if (answer->verb == VERB_YES && !svc->claim && (wants_protection(svc) || (svc->backup && svc->state == PROTECTED)))
+		become(svc, true, answer->epoch, "agreed with the peer");
+}
+
+static void asked_answered(void *arg, int error, int fd, const struct peer_message *answer)
+{
+	(void)fd;
+	if (error == EACCES)
+		say(LOG_ERR, "%s: the peer has another key", ((struct service *)arg)->c->name);
+	if (!error)
+		peer_heard(arg, answer);
+}
+
+void service_protect(struct service *svc)
+{
+	svc->protect = true;
+	svc->asked_at = 0;
+	/* One that had given way may have the address now: it is asked as one that is to be the muted one */
+	if (svc->state == ABANDONED || svc->state == WAITING) {
+		svc->backup = true;
+		svc->state = WAITING;
+		state_save(svc);
+	}
+}
+
+int service_set_peer(struct service *svc, const union address *peer, const union address *log)
+{
+	if (svc->state == PROTECTED || (peer && peer->any.sa_family != svc->c->at.family))
+		return -1;
+	if (peer)
+		svc->peer = *peer;
+	if (log)
+		svc->peer_log = *log;
+	state_save(svc);
+	return 0;
+}
+
+/* Every second, and not all at the same moment */
+static void service_ask(struct service *svc, uint64_t now)
+{
+	const bool protect = wants_protection(svc) && !asking;
+	const struct peer_message question = message(svc, protect ? VERB_PROTECT : VERB_ASK);
+
+	svc->asked_at = now + random() % (SECOND_NS / 5);
+	if (peer_dial(svc, &svc->peer_log, &question, SECOND_NS, protect ? protect_answered : asked_answered, svc) && protect)
+		asking = svc;
+}
+
+void services_tick(uint64_t now)
+{
+	struct service *svc;
+
+	LL_FOREACH(services, svc) {
+		if (svc->claim)
+			claim_tick(svc, now);
+		if (!svc->asked_at || (now > svc->asked_at && now - svc->asked_at >= SECOND_NS)) {
+			service_ask(svc, now);
+			/* Those that one host alone has, and that are idle now */
+			if (svc->state == PROTECTED)
+				kernel_op(svc, TCP_REPLICA_JOIN, 0);
+		}
+	}
+}
+
+int services_start(void)
+{
+	struct service_config *c;
+	struct service *svc;
+	int err;
+
+	LL_FOREACH(config.services, c) {
+		svc = must_alloc(sizeof(*svc));
+		svc->c = c;
+		state_load(svc);
+		LL_APPEND(services, svc);
+	}
+	if (!kernel_there())
+		say(LOG_ERR, "this kernel has no TCP_REPLICA: no connection will be protected");
+	/* A program that is started anew finds the kernel as it was; what it finds otherwise is told to the peer as nothing known */
+	LL_FOREACH(services, svc)
+		if (svc->state == PROTECTED) {
+			err = kernel_op(svc, TCP_REPLICA_SET, svc->backup ? TCP_REPLICA_MUTED : TCP_REPLICA_PRIMARY);
+			if (err) {
+				say(LOG_ERR, "%s: the kernel does not take it: %s", svc->c->name, strerror(err));
+				svc->state = WAITING;
+			}
+		}
+	if (nft_apply(true))
+		return -1;
+	LL_FOREACH(services, svc)
+		address_place(svc);
+	return 0;
+}
+
+void services_stop(void)
+{
+	struct service *svc;
+
+	LL_FOREACH(services, svc)
+		state_save(svc);
+}
+
+/* Looking at it. */
+
+static void counts_add(json_t *to, char *line)
+{
+	char *save, *pair;
+
+	for (pair = strtok_r(line, " \n", &save); pair; pair = strtok_r(NULL, " \n", &save)) {
+		char *value = strchr(pair, '='), *end;
+		long long n;
+
+		if (!value)
+			continue;
+		*value++ = 0;
+		n = strtoll(value, &end, 10);
+		if (*value && !*end)
+			json_object_set_new(to, pair, json_integer(n));
+	}
+}
+
+json_t *services_status(void)
+{
+	json_t *all = json_array();
+	struct service *svc;
+
+	LL_FOREACH(services, svc) {
+		const uint64_t now = now_ns();
+		const bool alive = svc->alive_at && now - svc->alive_at < 3 * SECOND_NS;
+		char *line = kernel_counts(svc);
+		json_t *kernel = json_object();
+
+		if (line)
+			counts_add(kernel, line);
+		free(line);
+		json_array_append_new(all, json_pack(
+			"{s:s, s:s, s:i, s:s, s:s, s:I, s:{s:s, s:s, s:b, s:s}, s:b, s:b, s:b, s:I, s:I, s:I, s:I, s:o}",
+			"name", svc->c->name, "address", endpoint_text(&svc->c->at), "port", ntohs(svc->c->at.port), "state", state_name(svc),
+			"role", svc->backup ? "backup" : "primary", "epoch", (json_int_t)svc->epoch,
+			"peer", "address", address_text(&svc->peer, false), "log", address_text(&svc->peer_log, true), "alive", alive,
+			"state", alive ? state_names[svc->peer_state] : "unknown",
+			"split", svc->split, "settings_differ", svc->differs, "protect", wants_protection(svc),
+			"replies", (json_int_t)svc->replies, "executed", (json_int_t)svc->executed, "refused", (json_int_t)svc->refused,
+			"lost", (json_int_t)svc->lost, "kernel", kernel));
+	}
+	return all;
+}
+
+static bool in_path(const char *program)
+{
+	const char *path = getenv("PATH");
+	char *copy = strdup(path ? path : "/usr/sbin:/usr/bin:/sbin:/bin"), *save, *dir, name[PATH_MAX];
+	bool found = false;
+
+	for (dir = copy ? strtok_r(copy, ":", &save) : NULL; dir && !found; dir = strtok_r(NULL, ":", &save)) {
+		snprintf(name, sizeof(name), "%s/%s", dir, program);
+		found = !access(name, X_OK);
+	}
+	free(copy);
+	return found;
+}
+
+unsigned int host_check(void (*found)(void *arg, const char *text), void *arg)
+{
+	static const char *const programs[] = { "nft", "ip" };
+	const struct service_config *c;
+	const struct service *svc;
+	unsigned int count = 0;
+	char text[512], name[64];
+
+#define FOUND(...) do { snprintf(text, sizeof(text), __VA_ARGS__); found(arg, text); count++; } while (0)
+	if (!kernel_there())
+		FOUND("this kernel has no TCP_REPLICA: boot Perdure's, with CONFIG_TCP_REPLICA");
+	for (unsigned int i = 0; i < 2; i++)
+		if (!in_path(programs[i]))
+			FOUND("%s is not there: install %s", programs[i], i ? "iproute2" : "nftables");
+	if (setting("net/ipv4/tcp_syncookies") == 2)
+		FOUND("net.ipv4.tcp_syncookies is 2: no connection can be protected: set it to 1");
+	LL_FOREACH(config.services, c) {
+		uint32_t all = setting("net/ipv4/conf/all/rp_filter"), one;
+
+		snprintf(name, sizeof(name), "net/ipv4/conf/%s/rp_filter", c->interface);
+		one = setting(name);
+		if (c->at.family == AF_INET && (all > one ? all : one) == 1)
+			FOUND("[service %s]: rp_filter of %s is strict: what the peer sends in the clients' name may be dropped: set net.ipv4.conf.all.rp_filter and "
+			      "net.ipv4.conf.%s.rp_filter to 2 or 0", c->name, c->interface, c->interface);
+	}
+	LL_FOREACH(services, svc)
+		if (svc->differs)
+			FOUND("[service %s]: TCP's settings are not those of the peer: the journal says which", svc->c->name);
+#undef FOUND
+	return count;
+}

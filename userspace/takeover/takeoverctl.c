@@ -1,0 +1,223 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+/* takeoverctl: what takeoverd does, and is to do. See takeoverctl(8). */
+#include <errno.h>
+#include <fcntl.h>
+#include <getopt.h>
+#include <jansson.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/random.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#include "wire.h"
+
+static const char *socket_path = TAKEOVER_SOCKET;
+
+static int usage(FILE *to, int status)
+{
+	fputs("usage: takeoverctl [--socket PATH] COMMAND\n\n"
+	      "  status [--json]    each service: what it is here, and whether its peer is there\n"
+	      "  promote SERVICE    this host goes on alone; \"all\": with each. 3: the peer has been promoted\n"
+	      "  abandon SERVICE    its connections end here without a word: the peer has them\n"
+	      "  protect SERVICE [--peer ADDRESS] [--peer-log ADDRESS:PORT]\n"
+	      "                     new connections get a peer again, and idle ones, as soon as it is there\n"
+	      "  check              what of this host's settings is not as it should be\n"
+	      "  watch              a line for each change, until it is interrupted\n"
+	      "  key FILE           makes one, for both hosts of a service\n", to);
+	return status;
+}
+
+static int complain(const char *what)
+{
+	fprintf(stderr, "takeoverctl: %s: %s\n", what, strerror(errno));
+	return 1;
+}
+
+static int receive(int s, struct local_answer *answer)
+{
+	union {
+		struct cmsghdr header;
+		char room[CMSG_SPACE(sizeof(int))];
+	} control;
+	struct iovec part = { answer, sizeof(*answer) };
+	struct msghdr message = { .msg_iov = &part, .msg_iovlen = 1, .msg_control = &control, .msg_controllen = sizeof(control) };
+	struct cmsghdr *c;
+	int fd = -1;
+
+	if (recvmsg(s, &message, MSG_CMSG_CLOEXEC) != sizeof(*answer))
+		return -1;
+	c = CMSG_FIRSTHDR(&message);
+	if (c && c->cmsg_type == SCM_RIGHTS)
+		memcpy(&fd, CMSG_DATA(c), sizeof(fd));
+	return fd;
+}
+
+/* What it says, and its exit status; @s: the connection stays open */
+static char *ask(const char *command, int *status, int *s)
+{
+	struct sockaddr_un at = { .sun_family = AF_UNIX };
+	struct local_request *request;
+	struct local_answer answer;
+	const size_t size = sizeof(*request) + strlen(command);
+	char *text = NULL;
+	int fd;
+
+	*s = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
+	snprintf(at.sun_path, sizeof(at.sun_path), "%s", socket_path);
+	if (*s < 0 || connect(*s, (struct sockaddr *)&at, sizeof(at))) {
+		complain(socket_path);
+		exit(1);
+	}
+	request = calloc(1, size);
+	if (request) {
+		request->version = TAKEOVER_VERSION;
+		request->type = LOCAL_COMMAND;
+		memcpy(request->text, command, strlen(command));
+	}
+	if (!request || send(*s, request, size, MSG_NOSIGNAL) != (ssize_t)size || (fd = receive(*s, &answer)) < 0 ||
+	    !(text = calloc(1, answer.length + 1)) || pread(fd, text, answer.length, 0) != (ssize_t)answer.length) {
+		fprintf(stderr, "takeoverctl: takeoverd does not answer\n");
+		exit(1);
+	}
+	close(fd);
+	free(request);
+	*status = answer.error;
+	return text;
+}
+
+static const char *text_of(const json_t *o, const char *key) { return json_string_value(json_object_get(o, key)); }
+static long long number_of(const json_t *o, const char *key) { return json_integer_value(json_object_get(o, key)); }
+
+static int show_status(bool json)
+{
+	int status, s;
+	char *text = ask("status", &status, &s);
+	json_t *all, *one;
+	size_t i;
+
+	if (json) {
+		puts(text);
+		return status;
+	}
+	all = json_loads(text, 0, NULL);
+	printf("%-16s %-24s %-8s %-10s %6s  %-20s %9s\n", "SERVICE", "ADDRESS", "ROLE", "STATE", "EPOCH", "PEER", "PROTECTED");
+	json_array_foreach(json_object_get(all, "services"), i, one) {
+		const json_t *peer = json_object_get(one, "peer"), *kernel = json_object_get(one, "kernel");
+		char address[64], there[64];
+
+		snprintf(address, sizeof(address), strchr(text_of(one, "address"), ':') ? "[%s]:%lld" : "%s:%lld", text_of(one, "address"),
+			 number_of(one, "port"));
+		snprintf(there, sizeof(there), "%s%s%s", text_of(peer, "state"), json_is_true(json_object_get(one, "split")) ? ", split" : "",
+			 json_is_true(json_object_get(one, "settings_differ")) ? ", differs" : "");
+		printf("%-16s %-24s %-8s %-10s %6lld  %-20s %9lld\n", text_of(one, "name"), address, text_of(one, "role"), text_of(one, "state"),
+		       number_of(one, "epoch"), there, number_of(kernel, "now_primary") + number_of(kernel, "now_muted"));
+	}
+	json_decref(all);
+	return status;
+}
+
+static int make_key(const char *path)
+{
+	uint8_t key[16];
+	char text[34];
+	int fd;
+
+	if (getrandom(key, sizeof(key), 0) != sizeof(key))
+		return complain("getrandom");
+	for (unsigned int i = 0; i < sizeof(key); i++)
+		sprintf(text + 2 * i, "%02x", key[i]);
+	strcat(text, "\n");
+	fd = open(path, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
+	if (fd < 0 || write(fd, text, 33) != 33 || fsync(fd) || close(fd))
+		return complain(path);
+	return 0;
+}
+
+static int watch(void)
+{
+	char line[512];
+	int status, s;
+	ssize_t n;
+
+	free(ask("watch", &status, &s));
+	setlinebuf(stdout);
+	while ((n = recv(s, line, sizeof(line) - 1, 0)) > 0)
+		printf("%.*s\n", (int)n, line);
+	fprintf(stderr, "takeoverctl: takeoverd has ended\n");
+	return 1;
+}
+
+static int command(const char *format, const char *a, const char *b, const char *c)
+{
+	char line[COMMAND_MAX], *text;
+	int status, s;
+
+	if (snprintf(line, sizeof(line), format, a, b, c) >= (int)sizeof(line)) {
+		errno = ENAMETOOLONG;
+		return complain(a);
+	}
+	text = ask(line, &status, &s);
+	fputs(text, status ? stderr : stdout);
+	return status;
+}
+
+int main(int argc, char **argv)
+{
+	enum { SOCKET = 256, JSON, PEER, PEER_LOG };
+	static const struct option options[] = {
+		{ "socket", required_argument, NULL, SOCKET }, { "json", no_argument, NULL, JSON }, { "peer", required_argument, NULL, PEER },
+		{ "peer-log", required_argument, NULL, PEER_LOG }, { "help", no_argument, NULL, 'h' }, { "version", no_argument, NULL, 'V' }, { NULL },
+	};
+	const char *peer = "-", *log = "", *verb, *what;
+	bool json = false;
+	int c;
+
+	while ((c = getopt_long(argc, argv, "hV", options, NULL)) != -1)
+		switch (c) {
+		case SOCKET:
+			socket_path = optarg;
+			break;
+		case JSON:
+			json = true;
+			break;
+		case PEER:
+			peer = optarg;
+			break;
+		case PEER_LOG:
+			log = optarg;
+			break;
+		case 'V':
+			printf("takeoverctl %s\n", PERDURE_VERSION);
+			return 0;
+		case 'h':
+			return usage(stdout, 0);
+		default:
+			return usage(stderr, 2);
+		}
+	if (optind == argc || argc - optind > 2)
+		return usage(stderr, 2);
+	verb = argv[optind];
+	what = argv[optind + 1];
+	if (!what) {
+		if (!strcmp(verb, "status"))
+			return show_status(json);
+		if (!strcmp(verb, "check"))
+			return command("check", "", "", "");
+		if (!strcmp(verb, "watch"))
+			return watch();
+		return usage(stderr, 2);
+	}
+	if (!strcmp(verb, "promote"))
+		return command("promote %s", what, "", "");
+	if (!strcmp(verb, "abandon"))
+		return command("abandon %s", what, "", "");
+	if (!strcmp(verb, "protect"))
+		return command("protect %s %s %s", what, peer, log);
+	if (!strcmp(verb, "key"))
+		return make_key(what);
+	return usage(stderr, 2);
+}

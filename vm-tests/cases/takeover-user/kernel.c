@@ -1,0 +1,80 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+/*
+ * Preloaded: a kernel with TCP_REPLICA, whose connections are what a file says. $TAKEOVER_KERNEL is a directory: "role" has a role's number
+ * and an id, "fail" the errno of what is set, and what is set is added to "log".
+ */
+#include <dlfcn.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <inttypes.h>
+#include <netinet/in.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <perdure/tcp_replica.h>
+
+/* A thread's connection can have an id of its own */
+_Thread_local uint64_t replica_id;
+
+static int in_place(const char *name, int flags)
+{
+	const char *place = getenv("TAKEOVER_KERNEL");
+	char path[512];
+
+	snprintf(path, sizeof(path), "%s/%s", place ? place : "/nonexistent", name);
+	return open(path, flags | O_CLOEXEC, 0600);
+}
+
+static int text_of(const char *name, char text[128])
+{
+	int fd = in_place(name, O_RDONLY);
+	ssize_t n = fd >= 0 ? read(fd, text, 127) : -1;
+
+	if (fd >= 0)
+		close(fd);
+	text[n > 0 ? n : 0] = 0;
+	return n > 0;
+}
+
+int getsockopt(int fd, int level, int name, void *restrict value, socklen_t *restrict len)
+{
+	int (*next)(int, int, int, void *, socklen_t *) = dlsym(RTLD_NEXT, "getsockopt");
+	struct tcp_replica *state = value;
+	char text[128];
+
+	if (level != IPPROTO_TCP || name != TCP_REPLICA)
+		return next(fd, level, name, value, len);
+	memset(state, 0, sizeof(*state));
+	if (text_of("role", text))
+		sscanf(text, "%" SCNu32 " %" SCNu64, (uint32_t *)&state->role, (uint64_t *)&state->id);
+	if (replica_id)
+		state->id = replica_id;
+	return 0;
+}
+
+int setsockopt(int fd, int level, int name, const void *value, socklen_t len)
+{
+	static const char *const ops[] = { "set", "promote", "abandon", "join", "gate", "leave" };
+	int (*next)(int, int, int, const void *, socklen_t) = dlsym(RTLD_NEXT, "setsockopt");
+	const struct tcp_replica *arg = value;
+	char text[128];
+	int log, n;
+
+	if (level != IPPROTO_TCP || name != TCP_REPLICA)
+		return next(fd, level, name, value, len);
+	if (text_of("fail", text)) {
+		errno = atoi(text);
+		return -1;
+	}
+	n = snprintf(text, sizeof(text), "%s %u %u %u\n", ops[arg->op], arg->role, ntohs(arg->port), arg->patience_ms);
+	log = in_place("log", O_WRONLY | O_APPEND | O_CREAT);
+	if (log >= 0) {
+		if (write(log, text, n) != n)
+			abort();
+		close(log);
+	}
+	return 0;
+}

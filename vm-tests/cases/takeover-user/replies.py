@@ -1,0 +1,285 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: GPL-2.0-or-later
+"""The reply log: each verdict, whoever is gone, and a log that has no room."""
+
+import time
+
+from takeover import ALONE, BACKUP, OFF, PRIMARY, Host, end, equal, main, pair, run, wait
+
+
+def given() -> None:
+    """A reply is given once, to one who waits for it, and to one who comes later"""
+    a, b = pair()
+    primary, backup = a.client(PRIMARY, 7), b.client(BACKUP, 7)
+    equal(primary.do("role"), ["1", "7"])
+    backup.begin_do("wait", 7, 1)
+    equal(primary.do("begin", 7, 1)[0], "OK")
+    equal(primary.do("text", 0, 0, "hello,")[0], "OK")
+    time.sleep(0.3)
+    equal(primary.do("text", 0, 0, "world")[0], "OK")
+    equal(primary.do("end", 0)[0], "OK")
+    verdict, took, length, text = backup.done()
+    equal((verdict, length, text), ("REPLY", "11", "hello,world"))
+    assert float(took) > 0.25, took
+    primary.reply(7, 2, "later")
+    equal([p.name for p in b.store.iterdir()], ["192.0.2.10-80.0000000000000007.2"])
+    equal(backup.do("wait", 7, 2)[::3], ["REPLY", "later"])
+    equal(list(b.store.iterdir()), [])
+    equal(backup.do("wait", 7, 2)[0], "REFUSED")
+    backup.be(ALONE, 7)
+    equal(backup.do("wait", 7, 2)[0], "REFUSED")
+    equal(backup.do("wait", 7, 1)[0], "REFUSED")
+    # An empty one, and one from a file
+    primary.reply(7, 3, "")
+    backup.be(BACKUP, 7)
+    equal(backup.do("wait", 7, 3)[::2], ["REPLY", "0"])
+    for words in ("begin", 7, 4), ("sendfile", 5_000_000, 5_000_000), ("end", 1):
+        equal(primary.do(*words)[0], "OK")
+    verdict, _, length, text = backup.do("wait", 7, 4)
+    equal((verdict, length, text[:8]), ("REPLY", "5000000", "aaaaaaab"))
+    equal((b.status()["replies"], primary.ops()), (4, []))
+    end(a, b)
+
+
+def stock() -> None:
+    """Without a service, a takeoverd or a kernel, a connection is not protected, and nothing waits"""
+    a, b = Host("a", 1, "primary"), Host("b", 2, "backup")
+    plain = a.client(OFF, 0)
+    equal(plain.do("role"), ["0", "0"])
+    verb, took = plain.do("begin", 0, 1)
+    equal(verb, "ENOTCONN")
+    alone = a.client(PRIMARY, 3)
+    verb, took = alone.do("begin", 3, 1)
+    equal((verb, alone.ops()), ("ECONNREFUSED", ["leave"]))
+    assert float(took) < 0.1, took
+    equal(alone.do("gate", 1)[0], "OK")
+    equal(alone.ops(), ["leave", "gate"])
+    # One that is alone at last is not kept from it
+    orphan = b.client(BACKUP, 3)
+    orphan.begin_do("wait", 3, 1)
+    time.sleep(1.5)
+    orphan.be(ALONE, 3)
+    verb, took, *_ = orphan.done()
+    equal(verb, "EXECUTE")
+    assert 1.4 < float(took) < 2, took
+
+
+def promoted() -> None:
+    """Promotion: what was not logged is executed, what was is given; noticed by a nudge, and without one"""
+    a, b = pair()
+    primary = a.client(PRIMARY, 1)
+    none, half, whole = (b.client(BACKUP, n) for n in (1, 2, 3))
+    other, third = a.client(PRIMARY, 2), a.client(PRIMARY, 3)
+    none.begin_do("wait", 1, 1)
+    half.begin_do("wait", 2, 1)
+    equal(other.do("begin", 2, 1)[0], "OK")
+    equal(other.do("text", 0, 0, "half")[0], "OK")
+    third.reply(3, 1, "whole")
+    time.sleep(0.3)
+    a.kill()
+    for client, id in (none, 1), (half, 2), (whole, 3):
+        client.be(ALONE, id)
+    equal(none.done()[0], "EXECUTE")
+    equal(half.done()[0], "EXECUTE")
+    equal(whole.do("wait", 3, 1)[::3], ["REPLY", "whole"])
+    # What comes of it later is refused
+    equal(other.do("text", 0, 0, "more")[0], "ENOSPC")
+    equal(other.ops(), ["leave"])
+    waiting = b.client(BACKUP, 4)
+    waiting.begin_do("wait", 4, 1)
+    time.sleep(0.2)
+    b.ctl("promote", "web")
+    waiting.be(ALONE, 4)
+    assert float(waiting.done()[1]) < 0.6
+    # Nobody logs to a host that has been promoted
+    equal(primary.do("begin", 1, 2)[0], "ECONNREFUSED")
+    end(b)
+
+
+def vanished() -> None:
+    """The primary's process is killed in the middle: the backup waits on, then refuses, or executes when it is alone"""
+    a, b = pair()
+    refused, executed = b.client(BACKUP, 1), b.client(BACKUP, 2)
+    for id, backup in (1, refused), (2, executed):
+        primary = a.client(PRIMARY, id)
+        backup.begin_do("wait", id, 1)
+        equal(primary.do("begin", id, 1)[0], "OK")
+        equal(primary.do("write", 100000, 0)[0], "OK")
+        time.sleep(0.1)
+        primary.kill()
+    executed.be(ALONE, 2)
+    verb, took, *_ = executed.done()
+    equal(verb, "EXECUTE")
+    assert float(took) < 0.5, took
+    verb, took, *_ = refused.done()
+    equal((verb, refused.ops()), ("REFUSED", ["leave"]))
+    assert 0.9 < float(took) < 3.5, took
+    equal(b.status()["lost"], 2)
+    # A request that nobody executes, though the primary's host is there
+    verb, took, *_ = refused.do("wait", 1, 2)
+    equal(verb, "REFUSED")
+    # When it is not, there is nothing to give up for: the copy may be the last one
+    a.kill()
+    refused.begin_do("wait", 1, 3)
+    time.sleep(4)
+    refused.be(ALONE, 1)
+    verb, took, *_ = refused.done()
+    equal(verb, "EXECUTE")
+    assert float(took) > 3.9, took
+    end(b)
+
+
+def long_one() -> None:
+    """A primary that takes longer than its patience is waited for"""
+    a, b = pair()
+    primary, backup = a.client(PRIMARY), b.client(BACKUP)
+    equal(primary.do("begin", 1, 1)[0], "OK")
+    backup.begin_do("wait", 1, 1)
+    time.sleep(4)
+    primary.do("text", 0, 0, "at-last")
+    equal(primary.do("end", 1)[0], "OK")
+    equal(backup.done()[::3], ["REPLY", "at-last"])
+    end(a, b)
+
+
+def no_room() -> None:
+    """A reply that the log has no room for is refused to both, and the next one is taken"""
+    a, b = pair(options="store_limit = 1M")
+    primary, backup = a.client(PRIMARY), b.client(BACKUP)
+    backup.begin_do("wait", 1, 1)
+    equal(primary.do("begin", 1, 1)[0], "OK")
+    said = [primary.do("write", 300000, 0)[0] for _ in range(8)]
+    said.append(primary.do("end", 1)[0])
+    assert set(said) <= {"OK", "ENOSPC", "EPIPE"} and "ENOSPC" in said and said[-1] == "EPIPE", said
+    equal((backup.done()[0], backup.ops(), primary.ops()), ("REFUSED", ["leave"], ["leave"]))
+    equal(b.status()["refused"], 1)
+    backup.begin_do("wait", 1, 2)
+    primary.reply(1, 2, "small")
+    equal(backup.done()[::3], ["REPLY", "small"])
+    # Aborted
+    backup.begin_do("wait", 1, 3)
+    primary.do("begin", 1, 3)
+    primary.do("abort")
+    equal((backup.done()[0], primary.ops()), ("REFUSED", ["leave", "leave"]))
+    # Too short a file
+    primary.do("begin", 1, 4)
+    equal(primary.do("sendfile", 5000, 4000)[0], "EIO")
+    primary.do("abort")
+    end(a, b)
+
+
+def full_disk() -> None:
+    """A full disk is the same, and no harm to what is there"""
+    a, b = pair(protected=False)
+    end(a, b)
+    run("mkdir", "/run/full")
+    run("mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", "/run/full")
+    for host in (a, b):
+        host.config.write_text(host.config.read_text().replace(f"store_dir = {host.store}", f"store_dir = /run/full/{host.name}"))
+        host.start()
+    wait("both are protected", lambda: a.state() == b.state() == "protected")
+    primary, backup = a.client(PRIMARY), b.client(BACKUP)
+    primary.reply(1, 1, "kept")
+    backup.begin_do("wait", 1, 2)
+    equal(primary.do("begin", 1, 2)[0], "OK")
+    said = [primary.do("write", 300000, 0)[0] for _ in range(8)]
+    equal(primary.do("end", 1)[0], "EPIPE")
+    assert "ENOSPC" in said, said
+    equal(backup.done()[0], "REFUSED")
+    equal(backup.do("wait", 1, 1)[::3], ["REPLY", "kept"])
+    assert "No space left on device" in b.text(), b.text()
+    end(a, b)
+    run("umount", "/run/full")
+
+
+def restarted() -> None:
+    """takeoverd is started anew at the backup: whole replies stay, waits go on, and the primary finds its way"""
+    a, b = pair()
+    primary, backup, late = a.client(PRIMARY), b.client(BACKUP, 2), b.client(BACKUP)
+    primary.reply(1, 1, "before")
+    backup.begin_do("wait", 2, 1)
+    broken = a.client(PRIMARY, 5)
+    equal(broken.do("begin", 5, 1)[0], "OK")
+    b.kill()
+    time.sleep(0.3)
+    equal(broken.do("text", 0, 0, "x")[0], "EPIPE")
+    equal(broken.ops(), ["leave"])
+    b.start()
+    equal(b.state(), "protected")
+    equal(late.do("wait", 1, 1)[::3], ["REPLY", "before"])
+    a.client(PRIMARY, 2).reply(2, 1, "after")
+    equal(backup.done()[::3], ["REPLY", "after"])
+    # The same process has a connection that is broken, and finds it out in time
+    primary.reply(1, 2, "again")
+    equal(late.do("wait", 1, 2)[::3], ["REPLY", "again"])
+    # With no takeoverd, what it had is still there, and nothing else is
+    primary.reply(1, 3, "kept")
+    b.kill()
+    late.be(ALONE, 1)
+    equal(late.do("wait", 1, 3)[::3], ["REPLY", "kept"])
+    equal(late.do("wait", 1, 4)[0], "EXECUTE")
+    end(a)
+
+
+def restarted_primary() -> None:
+    """takeoverd is started anew at the primary: what it has opened goes on without it"""
+    a, b = pair()
+    primary, backup = a.client(PRIMARY), b.client(BACKUP)
+    primary.reply(1, 1, "one")
+    a.kill()
+    primary.reply(1, 2, "two")
+    new = a.client(PRIMARY, 2)
+    equal(new.do("begin", 2, 1)[0], "ECONNREFUSED")
+    a.start()
+    new.reply(2, 2, "three")
+    equal([backup.do("wait", 1, n)[3] for n in (1, 2)], ["one", "two"])
+    end(a, b)
+
+
+def hung_up() -> None:
+    """Nobody waits for a client that has gone, and a host that hangs is not waited for"""
+    a, b = pair()
+    backup = b.client(BACKUP)
+    equal(backup.do("hang-up")[0], "OK")
+    verb, took, *_ = backup.do("wait", 1, 1)
+    equal(verb, "REFUSED")
+    assert float(took) < 0.5, took
+    primary = a.client(PRIMARY)
+    primary.reply(1, 1, "x")
+    b.sh("ip link set eth0 down")
+    equal(primary.do("begin", 1, 2)[0], "OK")
+    said = []
+    while not said or said[-1][0] == "OK":
+        said.append(primary.do("write", 1_000_000, 0))
+    equal(said[-1][0], "ETIMEDOUT" if said[-1][0] != "EPIPE" else "EPIPE")
+    assert float(said[-1][1]) < 2.5, said
+    verb, took = primary.do("begin", 1, 3)
+    equal(verb, "EHOSTUNREACH")
+    assert float(took) < 2, took
+    assert float(primary.do("begin", 1, 4)[1]) < 1.5
+    b.sh("ip link set eth0 up")
+    end(a, b)
+
+
+def storm() -> None:
+    """Many threads at once, and forks: each reply comes to who waits for it, and is what was written"""
+    for acknowledged in (0, 1):
+        a, b = pair()
+        primary, backup = a.client(PRIMARY), b.client(BACKUP)
+        backup.begin_do("storm", 16, 2, 300)
+        wrong, took = primary.do("storm", 16, acknowledged, 300)
+        equal(wrong, "0")
+        equal(backup.done()[0], "0")
+        print(f"# 4800 replies, acknowledged: {acknowledged}: {float(took):.2f} s")
+        end(a, b)
+    a, b = pair()
+    primary = a.client(PRIMARY, 9)
+    primary.reply(9, 1, "x")
+    primary.begin_do("fork", 9, 10)
+    equal([primary.done()[0], primary.done()[0]], ["OK", "OK"])
+    backup = b.client(BACKUP, 9)
+    equal([backup.do("wait", 9, n)[3] for n in range(10, 210)], ["parent", "child"] * 100)
+    end(a, b)
+
+
+main(given, stock, promoted, vanished, long_one, no_room, full_disk, restarted, restarted_primary, hung_up, storm)
