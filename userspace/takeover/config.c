@@ -23,6 +23,8 @@
 
 struct parser {
 	struct config *c;
+	FILE *f;
+	int line, wrong_line;	/* that is being read, that is wrong */
 	char what[ERROR_MAX / 2];
 };
 
@@ -38,6 +40,7 @@ static int wrong(struct parser *p, const char *format, ...)
 	va_start(args, format);
 	vsnprintf(p->what, sizeof(p->what), format, args);
 	va_end(args);
+	p->wrong_line = p->line;
 	return 0;
 }
 
@@ -256,6 +259,8 @@ static int handle(void *arg, const char *section, const char *name, const char *
 
 	if (!strcmp(section, "host"))
 		return host_option(p, name, value);
+	if (!*section)
+		return wrong(p, "%s stands before any [section]", name);
 	if (strncmp(section, "service ", 8) || !section[8])
 		return wrong(p, "there is no section [%s], but [host] and [service NAME]", section);
 	s = service_named(p, section + 8);
@@ -302,19 +307,27 @@ static void set_defaults(struct config *c)
 		c->store_dir = strdup(TAKEOVER_STORE);
 }
 
+/* The library reports its own first mistake only, and goes on: which one is ours, the line tells */
+static char *next_line(char *to, int size, void *arg)
+{
+	struct parser *p = arg;
+
+	p->line++;
+	return fgets(to, size, p->f);
+}
+
 int config_read(struct config *config, const char *path, char error[ERROR_MAX])
 {
-	struct parser p = { .c = config };
-	FILE *f = fopen(path, "re");
+	struct parser p = { .c = config, .f = fopen(path, "re") };
 	int line;
 
 	*config = (struct config){ .store_limit = 256ull << 20, .arbitrate = 300 * MS };
-	if (!f) {
+	if (!p.f) {
 		snprintf(error, ERROR_MAX, "%s: %s", path, strerror(errno));
 		return -1;
 	}
-	line = ini_parse_file(f, handle, &p);
-	fclose(f);
+	line = ini_parse_stream(next_line, &p, handle, &p);
+	fclose(p.f);
 	if (!line && !*p.what)
 		check(&p);
 	if (!line && !*p.what) {
@@ -324,7 +337,7 @@ int config_read(struct config *config, const char *path, char error[ERROR_MAX])
 		snprintf(p.what, sizeof(p.what), "%s", strerror(ENOMEM));
 	}
 	config_free(config);
-	if (!*p.what)
+	if (line && line != p.wrong_line)
 		snprintf(error, ERROR_MAX, "%s:%d: neither [section] nor name = value, or a line of more than 199 characters", path, line);
 	else if (line)
 		snprintf(error, ERROR_MAX, "%s:%d: %s", path, line, p.what);

@@ -339,7 +339,12 @@ static void accept_ready(struct watch *watch, uint32_t events)
 	(void)events;
 	if (fd < 0)
 		return;
-	d = strangers < STRANGERS_MAX ? dial_new(fd, GREETING_NS) : NULL;
+	/* Who has had the longest time makes room: a crowd that says nothing keeps nobody out */
+	if (strangers == STRANGERS_MAX) {
+		DL_SEARCH_SCALAR(dials, d, listener, true);
+		dial_end(d, 0, NULL);
+	}
+	d = dial_new(fd, GREETING_NS);
 	if (!d) {
 		close(fd);
 		return;

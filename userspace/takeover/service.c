@@ -39,6 +39,8 @@
 #include "record.h"
 #include "takeoverd.h"
 
+#define CLAIM_AGAIN_NS	200000000ull
+
 extern char **environ;
 
 struct service *services;
@@ -375,9 +377,9 @@ static void event(const struct service *svc, int level, const char *outcome, con
 	snprintf(line, sizeof(line), "%s: %s, epoch %" PRIu64 ": %s", svc->c->name, outcome, svc->epoch, cause);
 	say(level, "%s", line);
 	local_event(line);
-	/* A cause is one word there */
+	/* Its first word is the cause there */
 	if (record_add(verdicts, "time_ns=%" PRIu64 " pid=%d comm=%s rung=takeover cause=%.*s outcome=%s generation=%" PRIu64 " took_ns=%" PRIu64 "\n",
-		       (uint64_t)(t.tv_sec * SECOND_NS + t.tv_nsec), getpid(), svc->c->name, (int)strcspn(cause, " ,"), cause, outcome, svc->epoch, took))
+		       (uint64_t)(t.tv_sec * SECOND_NS + t.tv_nsec), getpid(), svc->c->name, (int)strcspn(cause, " :"), cause, outcome, svc->epoch, took))
 		say(LOG_ERR, "%s: %s", verdicts, strerror(errno));
 }
 
@@ -462,7 +464,7 @@ static void claim_lost(struct service *svc, uint64_t epoch)
 {
 	char text[NAME_SIZE + 64];
 
-	give_way(svc, epoch, "the peer goes on");
+	give_way(svc, epoch, "yielded: the peer goes on");
 	snprintf(text, sizeof(text), "%s: the peer goes on with it\n", svc->c->name);
 	claim_end(svc, 3, text);
 }
@@ -511,9 +513,13 @@ static void claim_dial(struct service *svc)
 	const struct peer_message question = message(svc, VERB_CLAIM);
 	struct claim *claim = svc->claim;
 	union address other = svc->peer;
-	const uint64_t now = now_ns(), left = claim->deadline > now ? claim->deadline - now : 0;
+	const uint64_t now = now_ns();
+	uint64_t left = claim->deadline > now ? claim->deadline - now : 0;
 	const in_port_t port = ((const struct sockaddr_in *)&svc->peer_log)->sin_port;	/* at the same place in both families */
 
+	/* TCP itself would try it again after a second only */
+	if (asleep_lately(now) && left > CLAIM_AGAIN_NS)
+		left = CLAIM_AGAIN_NS;
 	((struct sockaddr_in *)&other)->sin_port = port;
 	claim->dials[0] = peer_dial(svc, &svc->peer_log, &question, left, claim_answered_0, svc);
 	if (memcmp(&other, &svc->peer_log, sizeof(other)))
@@ -616,13 +622,13 @@ static void peer_heard(struct service *svc, const struct peer_message *m)
 	svc->peer_epoch = m->epoch;
 	settings_compare(svc, m);
 	if (split && !svc->split)
-		event(svc, LOG_CRIT, "split", "both hosts have been promoted: `takeoverctl abandon` one of them", 0);
+		event(svc, LOG_CRIT, "split", "split: both hosts have been promoted: `takeoverctl abandon` one of them", 0);
 	svc->split = split;
 	if (svc->state == PROTECTED && svc->peer_state == ALONE && m->epoch > svc->epoch) {
 		if (svc->claim)
 			claim_lost(svc, m->epoch);
 		else
-			give_way(svc, m->epoch, "the peer has been promoted");
+			give_way(svc, m->epoch, "yielded: the peer has been promoted");
 	}
 }
 
@@ -645,7 +651,7 @@ static void claimed(struct service *svc, struct peer_message *m)
 	if (svc->claim)
 		claim_lost(svc, m->epoch + 1);
 	else if (svc->state == PROTECTED)
-		give_way(svc, m->epoch + 1, "claimed by the peer");
+		give_way(svc, m->epoch + 1, "yielded: the peer claims it");
 	*m = message(svc, VERB_YES);
 }
 

@@ -385,6 +385,17 @@ static void print_replay(const struct pair *p, int n)
 	printf(", %lld us after the start of epoch %s\n", atoll(value_of(p, n, "took_ns")) / 1000, value_of(p, n, "generation"));
 }
 
+/* Of takeoverd: what became of a service */
+static void print_takeover(const struct pair *p, int n)
+{
+	const long long took = atoll(value_of(p, n, "took_ns"));
+
+	printf("%s  takeover: %s, epoch %s", value_of(p, n, "cause"), value_of(p, n, "outcome"), value_of(p, n, "generation"));
+	if (took)
+		printf(", after %lld us", took / 1000);
+	putchar('\n');
+}
+
 /* One record, for people: when, who, why, and what came of it. */
 static void print_record(const struct pair *p, int n)
 {
@@ -396,6 +407,10 @@ static void print_record(const struct pair *p, int n)
 	printf("  %s[%s]  ", value_of(p, n, "comm"), value_of(p, n, "pid"));
 	if (!strcmp(value_of(p, n, "rung"), "replay")) {
 		print_replay(p, n);
+		return;
+	}
+	if (!strcmp(value_of(p, n, "rung"), "takeover")) {
+		print_takeover(p, n);
 		return;
 	}
 	if (!strcmp(cause, "exit"))

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 #include <dirent.h>
 #include <fcntl.h>
+#include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -10,14 +11,16 @@
 
 #include "verdicts.h"
 
-#define PLACE		"/run/replay"
-#define FILE_MAX	(1u << 20)	/* libreplay begins another one long before */
+#define PLACES		2
+#define FILE_MAX	(1u << 20)	/* another one is begun long before */
 
-static const char *place(void)
+/* NULL: none */
+static const char *place(unsigned int number)
 {
+	static const char *const places[PLACES] = { "/run/replay", "/run/takeover" };
 	const char *set = getenv("PERDURE_VERDICTS");
 
-	return set && *set ? set : PLACE;
+	return !set || !*set ? places[number] : number ? NULL : set;
 }
 
 uint64_t verdict_time(const char *line)
@@ -65,14 +68,14 @@ static int is_ours(const struct dirent *entry)
 	return dot && (!strcmp(dot, ".verdicts") || !strcmp(dot, ".verdicts.old"));
 }
 
-void verdicts_read(uint64_t since, void (*see)(char *line))
+static void read_place(const char *path, uint64_t since, void (*see)(char *line))
 {
-	int dir = open(place(), O_RDONLY | O_DIRECTORY | O_CLOEXEC), n, i;
+	int dir = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC), n, i;
 	struct dirent **entries;
 
 	if (dir < 0)
 		return;
-	n = scandir(place(), &entries, is_ours, alphasort);
+	n = scandir(path, &entries, is_ours, alphasort);
 	for (i = 0; i < n; i++) {
 		read_one(dir, entries[i]->d_name, since, see);
 		free(entries[i]);
@@ -82,11 +85,20 @@ void verdicts_read(uint64_t since, void (*see)(char *line))
 	close(dir);
 }
 
+void verdicts_read(uint64_t since, void (*see)(char *line))
+{
+	for (unsigned int i = 0; i < PLACES && place(i); i++)
+		read_place(place(i), since, see);
+}
+
 int verdicts_watch(void)
 {
 	int fd = inotify_init1(IN_CLOEXEC | IN_NONBLOCK);
+	bool any = false;
 
-	if (fd >= 0 && inotify_add_watch(fd, place(), IN_MODIFY | IN_CREATE | IN_MOVED_TO) < 0) {
+	for (unsigned int i = 0; fd >= 0 && i < PLACES && place(i); i++)
+		any |= inotify_add_watch(fd, place(i), IN_MODIFY | IN_CREATE | IN_MOVED_TO) >= 0;
+	if (fd >= 0 && !any) {
 		close(fd);
 		fd = -1;
 	}

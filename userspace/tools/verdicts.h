@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0-or-later */
-/* Verdict records of programs, beside the kernel's: files of lines as those of /proc/restart_log, which libreplay writes. */
+/* Verdict records of programs, beside the kernel's: files of lines as those of /proc/restart_log, which libreplay and takeoverd write. */
 #ifndef VERDICTS_H
 #define VERDICTS_H
 

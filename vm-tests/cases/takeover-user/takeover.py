@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -31,8 +30,7 @@ ADDRESS, PORT, LOG = "192.0.2.10", 80, 7550
 WAIT_S = 20
 
 run("mount", "-t", "tmpfs", "tmpfs", "/run")
-scratch = tempfile.TemporaryDirectory(prefix="takeover-", dir=BUILD)
-PLACE = Path(scratch.name)
+PLACE = Path("/run")
 
 
 def wait(what: str, done: Callable[[], object], limit: float = WAIT_S) -> None:

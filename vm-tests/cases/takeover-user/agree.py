@@ -1,0 +1,267 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: GPL-2.0-or-later
+"""Who goes on: promotion with the peer there, gone, hung or out of reach; and protection again."""
+
+import json
+import os
+import signal
+import subprocess
+import threading
+import time
+
+from takeover import BUILD, MESON, PLACE, Host, end, equal, main, pair, run, wait
+
+PERDURECTL = MESON / "userspace/tools/perdurectl"
+
+
+def cables(host: Host, up: bool, *which: int) -> None:
+    for number in which or (0, 1):
+        host.sh(f"ip link set eth{number} {'up' if up else 'down'}")
+
+
+def promote(host: Host, statuses: dict[str, int]) -> threading.Thread:
+    def ask() -> None:
+        statuses[host.name] = subprocess.run(host.inside("env", "-u", "LD_PRELOAD", *ctl(host, "promote", "web"))).returncode
+
+    thread = threading.Thread(target=ask)
+    thread.start()
+    return thread
+
+
+def ctl(host: Host, *argv: str) -> list[str]:
+    return [str(MESON / "userspace/takeover/takeoverctl"), "--socket", str(host.socket), *argv]
+
+
+def at_first() -> None:
+    """At first the backup asks, the primary is one first, and the network is what each needs"""
+    a, b = pair()
+    equal((a.ops(), b.ops()), (["set 1"], ["set 2"]))
+    equal((a.status()["epoch"], b.status()["epoch"]), (1, 1))
+    rules = b.sh("nft list table ip takeover")
+    for rule in ("ip daddr 192.0.2.10 tcp dport 80 notrack", "tcp flags fin,syn,rst,ack dup to 10.0.1.1", "ip saddr 192.0.2.10 tcp sport 80 notrack",
+                 "icmp type { destination-unreachable, time-exceeded, parameter-problem } dup to 10.0.1.1"):
+        assert rule in rules, rules
+    rules = a.sh("nft list table ip takeover")
+    assert "dup" not in rules and "dport 80 notrack" in rules, rules
+    assert "192.0.2.10" in a.sh("ip address show dev lo")
+    equal(a.sh("sysctl -n net.ipv4.conf.all.arp_ignore net.ipv4.conf.all.arp_announce").split(), ["1", "2"])
+    equal(b.sh("sysctl -n net.ipv4.conf.all.arp_ignore").split(), ["0"])
+    table = a.ctl("status")
+    assert "web" in table and "192.0.2.10:80" in table and "protected" in table, table
+    end(a, b)
+
+
+def switched() -> None:
+    """The peer is there: it gives way before this host goes on; each leaves a record"""
+    a, b = pair()
+    watch = subprocess.Popen(b.inside(*ctl(b, "watch")), stdout=subprocess.PIPE, text=True)
+    time.sleep(0.3)
+    text = b.ctl("promote", "all")
+    assert "agreed with the peer" in text, text
+    assert watch.stdout
+    equal(watch.stdout.readline(), "web: alone, epoch 2: agreed with the peer\n")
+    watch.kill()
+    equal((a.state(), b.state(), a.ops()[-1], b.ops()[-1]), ("abandoned", "alone", "abandon", "promote"))
+    wait("nothing is copied", lambda: "dup" not in b.sh("nft list table ip takeover"))
+    lines = run(PERDURECTL, "log", env={"PERDURE_VERDICTS": str(b.place)}).splitlines()
+    assert any("takeover" in line and "alone" in line and "web" in line for line in lines), lines
+    # It has been done
+    assert "has been promoted" in b.ctl("promote", "web")
+    # The other one cannot
+    assert "the peer goes on" in a.ctl("promote", "web", ok=3)
+    equal(a.state(), "abandoned")
+    b.ctl("promote", "none", ok=2)
+    # And again
+    b.ctl("protect", "web")
+    wait("both are protected", lambda: a.state() == b.state() == "protected")
+    equal((a.status()["role"], b.status()["role"], a.status()["epoch"], b.status()["epoch"]), ("primary", "backup", 3, 3))
+    assert "dup to" in b.sh("nft list table ip takeover")
+    b.ctl("abandon", "web")
+    equal((b.state(), b.ops()[-1]), ("abandoned", "abandon"))
+    end(a, b)
+
+
+def gone() -> None:
+    """The peer is gone, or its takeoverd: this host goes on after `arbitrate` at most"""
+    a, b = pair()
+    b.kill()
+    start = time.monotonic()
+    assert "unanswered" in a.ctl("promote", "web")
+    assert time.monotonic() - start < 0.3
+    equal((a.state(), a.ops()[-1]), ("alone", "promote"))
+    # A host that comes up again does not take part until it is asked to
+    (b.place / "web.state").unlink()
+    b.start()
+    time.sleep(2.5)
+    equal((a.state(), b.state()), ("alone", "waiting"))
+    # The address is at a by now: it is the muted one
+    a.ctl("protect", "web")
+    wait("both are protected", lambda: a.state() == b.state() == "protected")
+    equal((a.status()["role"], b.status()["role"]), ("backup", "primary"))
+    equal((a.ops()[-1], b.ops()[-1]), ("set 2", "set 1"))
+    cables(b, False)
+    start = time.monotonic()
+    assert "unanswered" in a.ctl("promote", "web")
+    assert 0.25 < time.monotonic() - start < 0.7
+    cables(b, True)
+    end(a, b)
+
+
+def other_way() -> None:
+    """One cable is cut: the peer is asked over the other one"""
+    a, b = pair()
+    cables(b, False, 0)
+    assert "agreed" in b.ctl("promote", "web")
+    equal((a.state(), b.state()), ("abandoned", "alone"))
+    cables(b, True)
+    end(a, b)
+
+
+def healed() -> None:
+    """The hosts lose each other, one is promoted, and they meet again: the other one gives way"""
+    a, b = pair()
+    cables(b, False)
+    b.ctl("promote", "web")
+    equal((a.state(), b.state()), ("protected", "alone"))
+    cables(b, True)
+    wait("the other one knows it", lambda: a.state() == "abandoned")
+    equal((a.ops()[-1], a.status()["epoch"]), ("abandon", 2))
+    end(a, b)
+
+
+def split() -> None:
+    """Both are promoted, since nobody fenced: both say so"""
+    a, b = pair()
+    cables(b, False)
+    b.ctl("promote", "web")
+    a.ctl("promote", "web")
+    cables(b, True)
+    wait("they see it", lambda: a.status()["split"] and b.status()["split"])
+    assert "both hosts have been promoted" in a.text(), a.text()
+    a.ctl("abandon", "web")
+    wait("it is over", lambda: not b.status()["split"])
+    end(a, b)
+
+
+def both() -> None:
+    """Both are told to go on at the same moment: one does"""
+    a, b = pair()
+    for _ in range(10):
+        statuses: dict[str, int] = {}
+        for thread in [promote(host, statuses) for host in (a, b)]:
+            thread.join()
+        states = {host.name: host.state() for host in (a, b)}
+        equal(sorted(states.values()), ["abandoned", "alone"])
+        equal({name: status == 0 for name, status in statuses.items()}, {name: state == "alone" for name, state in states.items()})
+        winner = a if states["a"] == "alone" else b
+        winner.ctl("protect", "web")
+        wait("both are protected", lambda: a.state() == b.state() == "protected")
+    end(a, b)
+
+
+def stood_still() -> None:
+    """A host that stood still asks before it goes on, for long enough"""
+    a, b = pair()
+    assert a.process
+    a.process.send_signal(signal.SIGSTOP)
+    time.sleep(1)
+    assert "unanswered" in b.ctl("promote", "web")
+    cables(b, False)
+    a.process.send_signal(signal.SIGCONT)
+    statuses: dict[str, int] = {}
+    thread = promote(a, statuses)
+    time.sleep(0.6)
+    equal(statuses, {})         # without having stood still, it would have gone on by now
+    cables(b, True)
+    thread.join()
+    equal((statuses, a.state(), b.state()), ({"a": 3}, "abandoned", "alone"))
+    assert "has stood still" in a.text()
+    end(a, b)
+
+
+def started_anew() -> None:
+    """takeoverd is started anew, and knows; a host is, and does not, and is taken in again"""
+    a, b = pair()
+    for host in (a, b):
+        host.kill()
+    a.start()
+    equal((a.state(), a.status()["epoch"], a.ops()[-1]), ("protected", 1, "set 1"))
+    b.start()
+    equal((b.state(), b.status()["epoch"], b.ops()[-1]), ("protected", 1, "set 2"))
+    # The primary's host; then the backup's
+    for host in (a, b):
+        epoch = a.status()["epoch"]
+        host.kill()
+        (host.place / "web.state").unlink()
+        host.start()
+        wait("both agree", lambda: a.state() == b.state() == "protected" and a.status()["epoch"] == b.status()["epoch"] == epoch + 1)
+    equal((a.status()["role"], b.status()["role"]), ("primary", "backup"))
+    end(a, b)
+
+
+def refused() -> None:
+    """A kernel that refuses, a peer with another key, another peer, settings that differ"""
+    a, b = Host("a", 1, "primary"), Host("b", 2, "backup", key="ff112233445566778899aabbccddeeff")
+    for host in (a, b):
+        host.start()
+    time.sleep(1.5)
+    equal((a.state(), b.state()), ("waiting", "waiting"))
+    assert "the peer has another key" in a.text() + b.text(), (a.text(), b.text())
+    end(a, b)
+    a, b = pair(protected=False)
+    wait("both are protected", lambda: a.state() == b.state() == "protected")
+    end(a, b)
+    a, b = Host("a", 1, "primary"), Host("b", 2, "backup")
+    (a.place / "fail").write_text("16")
+    for host in (a, b):
+        host.start()
+    time.sleep(1.5)
+    equal((a.state(), b.state()), ("waiting", "waiting"))
+    assert "connections of the other role are still there" in a.text(), a.text()
+    (a.place / "fail").unlink()
+    wait("both are protected", lambda: a.state() == b.state() == "protected")
+    a.sh("sysctl -qw net.ipv4.tcp_sack=0")
+    wait("that is seen", lambda: a.status()["settings_differ"] and b.status()["settings_differ"])
+    assert "net/ipv4/tcp_sack is 0 here, and 1 at the peer" in a.text(), a.text()
+    assert "TCP's settings are not those of the peer" in a.ctl("check", ok=1)
+    a.sh("sysctl -qw net.ipv4.tcp_sack=1 net.ipv4.conf.eth0.rp_filter=1")
+    wait("that is seen", lambda: not a.status()["settings_differ"])
+    assert "rp_filter of eth0 is strict" in a.ctl("check", ok=1)
+    a.sh("sysctl -qw net.ipv4.conf.eth0.rp_filter=0")
+    equal(a.ctl("check"), "")
+    b.ctl("protect", "web", "--peer", "10.0.0.1", ok=1)
+    b.ctl("promote", "web")
+    b.ctl("protect", "web", "--peer", "nonsense", ok=1)
+    b.ctl("protect", "web", "--peer", "10.0.0.1", "--peer-log", "10.0.1.1:7550")
+    wait("both are protected", lambda: a.state() == b.state() == "protected")
+    equal(b.status()["peer"] | {"alive": 1, "state": ""}, {"address": "10.0.0.1", "log": "10.0.1.1:7550", "alive": 1, "state": ""})
+    assert "dup to 10.0.0.1" in b.sh("nft list table ip takeover")
+    end(a, b)
+
+
+def figures() -> None:
+    """Prometheus is told, and the service manager"""
+    a, b = pair()
+    text = b.sh("curl -s http://127.0.0.1:9090/metrics")
+    for line in ('takeover_state{service="web",state="protected"} 1', 'takeover_state{service="web",state="alone"} 0', "takeover_store_bytes 0",
+                 'takeover_peer_alive{service="web"} 1', 'takeover_epoch{service="web"} 1', "# TYPE takeover_replies_total counter"):
+        assert line in text.splitlines(), (line, text)
+    equal(b.sh("curl -s http://127.0.0.1:9090/other"), "GET /metrics\n")
+    end(a, b)
+
+
+def address() -> None:
+    """takeoverd moves the address, when it is asked to"""
+    a, b = pair(service="manage_address = yes")
+    for host in (a, b):
+        host.sh("ip address show dev eth0")
+    assert "192.0.2.10/32" in b.sh("ip address show dev eth0") and "192.0.2.10" not in a.sh("ip address show dev eth0")
+    b.kill()
+    a.ctl("promote", "web")
+    assert "192.0.2.10/32" in a.sh("ip address show dev eth0")
+    for host in (a, b):
+        host.sh("ip address flush dev eth0 to 192.0.2.10/32")
+    end(a)
+
+
+main(at_first, switched, gone, other_way, healed, split, both, stood_still, started_anew, refused, figures, address)
