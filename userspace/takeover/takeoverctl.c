@@ -99,11 +99,13 @@ static int show_status(bool json)
 	json_t *all, *one;
 	size_t i;
 
-	if (json) {
+	close(s);
+	if (json)
 		puts(text);
+	all = json ? NULL : json_loads(text, 0, NULL);
+	free(text);
+	if (json)
 		return status;
-	}
-	all = json_loads(text, 0, NULL);
 	printf("%-16s %-24s %-8s %-10s %6s  %-20s %9s\n", "SERVICE", "ADDRESS", "ROLE", "STATE", "EPOCH", "PEER", "PROTECTED");
 	json_array_foreach(json_object_get(all, "services"), i, one) {
 		const json_t *peer = json_object_get(one, "peer"), *kernel = json_object_get(one, "kernel");
@@ -162,6 +164,7 @@ static int command(const char *format, const char *a, const char *b, const char 
 	}
 	text = ask(line, &status, &s);
 	fputs(text, status ? stderr : stdout);
+	free(text);
 	return status;
 }
 

@@ -14,6 +14,7 @@ from ktap import TOP, main, tracked
 FIRST, LAST = 500, 511      # ours; mainline below, x32 above
 LIBRARY = TOP / "userspace/libperdure"
 REPLAY = TOP / "userspace/replay"
+TAKEOVER = TOP / "userspace/takeover"
 UAPI = "include/uapi/linux/zlr.h"
 
 
@@ -129,16 +130,28 @@ def library() -> Iterator[str]:
     yield from (f"perdure.h declares {name}, which libperdure.map does not export" for name in declared - exports)
 
 
+def rung(name: str, place: Path, source: str, fewest: int) -> Iterator[str]:
+    """A rung's header, the functions that it marks as its interface, its map, and its pages."""
+    declared = set(re.findall(rf"^[a-z][^;(]*?\b({name}_\w+)\((?!\*)", (place / f"include/{name}.h").read_text(), re.M))
+    marked = set(re.findall(r"^API [^;(]*?\b(\w+)\(", (place / "src" / source).read_text(), re.M))
+    exports = exported(place / f"src/lib{name}.map")
+    pages = {function for p in tracked("userspace/man/") if p.suffix == ".3" for function in re.findall(r"^\.Nm (\w+)", p.read_text(), re.M)}
+    if len(declared) < fewest:
+        yield f"{name}.h declares {len(declared)} functions only"
+    for function in sorted(declared | marked | exports):
+        yield from (f"{function} is not in {where}" for where, names in
+                    ((f"{name}.h", declared), (f"{source} as API", marked), (f"lib{name}.map", exports), ("userspace/man", pages))
+                    if function not in names)
+
+
 def replay() -> Iterator[str]:
-    """libreplay's header, the functions that it marks as its interface, and its map."""
-    declared = set(re.findall(r"^[a-z][^;(]*?\b(replay_\w+)\((?!\*)", (REPLAY / "include/replay.h").read_text(), re.M))
-    marked = set(re.findall(r"^API [^;(]*?\b(\w+)\(", (REPLAY / "src/api.c").read_text(), re.M))
-    exports = exported(REPLAY / "src/libreplay.map")
-    if len(declared) < 20:
-        yield f"replay.h declares {len(declared)} functions only"
-    for name in sorted(declared | marked | exports):
-        yield from (f"{name} is not in {where}" for where, names in
-                    (("replay.h", declared), ("api.c as API", marked), ("libreplay.map", exports)) if name not in names)
+    """libreplay's interface, in each place."""
+    yield from rung("replay", REPLAY, "api.c", 20)
+
+
+def takeover() -> Iterator[str]:
+    """libtakeover's."""
+    yield from rung("takeover", TAKEOVER, "library.c", 9)
 
 
 def user_header() -> Iterator[str]:
@@ -146,9 +159,9 @@ def user_header() -> Iterator[str]:
     ours = (LIBRARY / "include/perdure/zlr.h").read_text()
     if ours != kernel_text(UAPI).replace("_UAPI_LINUX_ZLR_H", "_LINUX_ZLR_H"):
         yield f"userspace/libperdure/include/perdure/zlr.h is not {UAPI} of the series"
-    lazy = "include/uapi/linux/lazy_loader.h"
-    if (LIBRARY / "include/perdure/lazy_loader.h").read_text() != kernel_text(lazy).replace("_UAPI_LINUX", "_LINUX"):
-        yield f"userspace/libperdure/include/perdure/lazy_loader.h is not {lazy} of the series"
+    for name in ("lazy_loader", "tcp_replica"):
+        if (LIBRARY / f"include/perdure/{name}.h").read_text() != kernel_text(f"include/uapi/linux/{name}.h").replace("_UAPI_LINUX", "_LINUX"):
+            yield f"userspace/libperdure/include/perdure/{name}.h is not include/uapi/linux/{name}.h of the series"
 
 
 def documented_errors(name: str) -> set[str]:
@@ -185,4 +198,4 @@ def manual() -> Iterator[str]:
 
 
 if __name__ == "__main__":
-    main(numbers, system_call_tables, generic_numbers, kernel_sources, library, replay, user_header, manual)
+    main(numbers, system_call_tables, generic_numbers, kernel_sources, library, replay, takeover, user_header, manual)

@@ -75,7 +75,7 @@ def debs() -> None:
     again = build("deb", "deb2")
     equal(sums(again), sums(first))
     files = {n.split("_")[0]: deb_files(p) for n, p in first.items() if n.endswith(".deb")}
-    assert {"libperdure0", "libperdure-dev", "libreplay0", "libreplay-dev", "perdure-tools", "replayctl"} <= set(files), files
+    assert {"libperdure0", "libperdure-dev", "libreplay0", "libreplay-dev", "perdure-tools", "replayctl", "libtakeover0", "libtakeover-dev", "takeoverd"} <= set(files), files
     for package, want in (("libperdure0", f"/usr/lib/x86_64-linux-gnu/libperdure.so.{VERSION}"),
                           ("libperdure-dev", "/usr/include/perdure/zlr.h"),
                           ("libperdure-dev", "/usr/lib/x86_64-linux-gnu/libperdure.a"),
@@ -89,12 +89,18 @@ def debs() -> None:
                           ("libreplay-dev", "/usr/share/man/man3/replay_uuid.3.gz"),
                           ("replayctl", "/usr/bin/replayctl"), ("replayctl", "/usr/share/man/man5/replay.conf.5.gz"),
                           ("replayctl", "/usr/share/man/man7/replay.7.gz"),
-                          ("replayctl", "/usr/share/man/man8/replayctl.8.gz")):
+                          ("replayctl", "/usr/share/man/man8/replayctl.8.gz"),
+                          ("libtakeover0", f"/usr/lib/x86_64-linux-gnu/libtakeover.so.{VERSION}"),
+                          ("libtakeover-dev", "/usr/include/takeover.h"),
+                          ("libtakeover-dev", "/usr/share/man/man3/takeover_leave.3.gz"),
+                          ("takeoverd", "/usr/sbin/takeoverd"), ("takeoverd", "/usr/sbin/takeoverctl"),
+                          ("takeoverd", "/usr/share/man/man5/takeover.conf.5.gz")):
         assert want in files[package], f"{package}: no {want}"
         equal([other for other, names in files.items() if want in names], [package])
     for package, names in files.items():
-        if not package.startswith(("libreplay", "replayctl")):
-            equal([n for n in names if "replay" in n and "/python3" not in n], [])
+        for rung in "replay", "takeover":
+            if not package.removeprefix("lib").startswith(rung):
+                equal([n for n in names if rung in n and "/python3" not in n], [])
     for package, names in files.items():
         bad = [n for n in names if any(w in n for w in ("faults", "unit-", "bench", "__pycache__", "/usr/local"))]
         assert not bad, f"{package}: {bad}"
@@ -208,7 +214,10 @@ def rpms() -> None:
     ours = {"perdure-replay": ["lib64/libreplay.so.0", "bin/replayctl", "share/man/man5/replay.conf.5.gz",
                                "share/man/man7/replay.7.gz", "share/man/man8/replayctl.8.gz"],
             "perdure-replay-devel": ["include/replay.h", "lib64/libreplay.so", "lib64/libreplay.a",
-                                     "lib64/pkgconfig/libreplay.pc", "share/man/man3/replay_uuid.3.gz"]}
+                                     "lib64/pkgconfig/libreplay.pc", "share/man/man3/replay_uuid.3.gz"],
+            "perdure-takeover": ["lib64/libtakeover.so.0", "sbin/takeoverd", "sbin/takeoverctl", "lib/systemd/system/takeoverd.service",
+                                 "share/man/man7/takeover.7.gz"],
+            "perdure-takeover-devel": ["include/takeover.h", "lib64/libtakeover.so", "share/man/man3/takeover_leave.3.gz"]}
     for package, wants in ours.items():
         path = first[f"{package}-{VERSION}-1.x86_64.rpm"]
         has = run("rpm", "-qlp", path).splitlines()

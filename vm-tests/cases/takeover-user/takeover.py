@@ -19,12 +19,11 @@ if "TAKEOVER_INSIDE" not in os.environ:
     os.environ["TAKEOVER_INSIDE"] = "1"
     os.execvp("unshare", ["unshare", "-Urnm", "--", sys.executable, *sys.argv])
 
-MESON = Path(os.environ.get("TAKEOVER_MESON") or BUILD / "userspace")
+MESON = BUILD / "userspace"
 DAEMON = MESON / "userspace/takeover/takeoverd"
 CTL = MESON / "userspace/takeover/takeoverctl"
 CLIENT = MESON / "vm-tests/cases/takeover-user/takeover-client"
 KERNEL = MESON / "vm-tests/cases/takeover-user/libtakeover-kernel.so"
-PRELOAD = " ".join(filter(None, [os.environ.get("TAKEOVER_SANITIZER"), str(KERNEL)]))
 OFF, PRIMARY, BACKUP, ALONE = range(4)
 ADDRESS, PORT, LOG = "192.0.2.10", 80, 7550
 WAIT_S = 20
@@ -48,7 +47,7 @@ class Client:
         self.place = host.place / f"client-{host.clients}"
         self.place.mkdir()
         self.be(role, id)
-        env = os.environ | {"LD_PRELOAD": PRELOAD, "TAKEOVER_KERNEL": str(self.place), "TAKEOVER_SOCKET": str(host.socket),
+        env = os.environ | {"LD_PRELOAD": str(KERNEL), "TAKEOVER_KERNEL": str(self.place), "TAKEOVER_SOCKET": str(host.socket),
                             "TAKEOVER_STORE": str(host.store)}
         self.process = subprocess.Popen(host.inside(CLIENT, address, PORT), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=env)
         atexit.register(self.process.kill)
@@ -124,7 +123,7 @@ patience = 1s
         return run(*self.inside("sh", "-c", command))
 
     def start(self) -> "Host":
-        env = os.environ | {"LD_PRELOAD": PRELOAD, "TAKEOVER_KERNEL": str(self.place)}
+        env = os.environ | {"LD_PRELOAD": str(KERNEL), "TAKEOVER_KERNEL": str(self.place)}
         # Its own words, and not those of what it runs
         self.errors = (self.place / "errors").open("a+")
         self.process = subprocess.Popen(self.inside(DAEMON, "--config", self.config), stdin=subprocess.DEVNULL, stderr=self.errors, text=True, env=env)
