@@ -1,0 +1,167 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+/*
+ * A libtakeover for tests of the servers' modules: no kernel, no daemon. Both servers are on this host, and a client
+ * connects to each from the same port, which names the connection. Replies are files of the directory FAKE_LOG, which
+ * the test puts other files into:
+ *   promoted    connections of FAKE_ROLE=backup are alone
+ *   alone       those of a primary are
+ *   no-log      the log cannot be reached
+ *   full        it takes no more
+ *   wait        an acknowledgement does not come
+ *   again       connections have got a new backup, and another name
+ */
+#include <errno.h>
+#include <fcntl.h>
+#include <netinet/in.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <takeover.h>
+
+struct takeover_reply {
+	int fd;
+	char name[64];
+};
+
+static bool there(const char *name)
+{
+	char path[4096];
+
+	snprintf(path, sizeof(path), "%s/%s", getenv("FAKE_LOG"), name);
+	return !access(path, F_OK);
+}
+
+static int make(const char *name, const char *end)
+{
+	char path[4096];
+
+	snprintf(path, sizeof(path), "%s/%s%s", getenv("FAKE_LOG"), name, end);
+	return open(path, O_CREAT | O_RDWR | O_APPEND | O_CLOEXEC, 0666);
+}
+
+static void become(const char *name, const char *old, const char *end)
+{
+	char from[4096], to[4096];
+
+	snprintf(from, sizeof(from), "%s/%s%s", getenv("FAKE_LOG"), name, old);
+	snprintf(to, sizeof(to), "%s/%s%s", getenv("FAKE_LOG"), name, end);
+	rename(from, to);
+}
+
+static bool primary(void)
+{
+	return !strcmp(getenv("FAKE_ROLE"), "primary");
+}
+
+enum takeover_role takeover_role(int fd, uint64_t *id)
+{
+	struct sockaddr_in peer = { 0 };
+	socklen_t length = sizeof(peer);
+
+	/* Clients of 127.0.0.2 are ordinary ones */
+	if (getpeername(fd, (struct sockaddr *)&peer, &length) < 0 ||
+	    ntohl(peer.sin_addr.s_addr) == INADDR_LOOPBACK + 1)
+		return TAKEOVER_OFF;
+	if (id)
+		*id = ntohs(peer.sin_port) + (there("again") ? 65536 : 0);
+	if (there(primary() ? "alone" : "promoted"))
+		return TAKEOVER_ALONE;
+	return primary() ? TAKEOVER_PRIMARY : TAKEOVER_BACKUP;
+}
+
+int takeover_leave(int fd)
+{
+	struct sockaddr none = { .sa_family = AF_UNSPEC };
+
+	/* Seen by the test's client, as the real one would not be */
+	if (!primary())
+		connect(fd, &none, sizeof(none));
+	return 0;
+}
+
+int takeover_gate(int fd, bool open)
+{
+	int file = make("gates", "");
+
+	(void)fd;
+	dprintf(file, "%d", open);
+	close(file);
+	return 0;
+}
+
+int takeover_reply_begin(int fd, uint64_t id, uint64_t number, struct takeover_reply **reply)
+{
+	char name[64];
+
+	(void)fd;
+	snprintf(name, sizeof(name), "%lu.%lu", (unsigned long)id, (unsigned long)number);
+	if (there("no-log")) {
+		close(make(name, ".refused"));
+		errno = ECONNREFUSED;
+		return -1;
+	}
+	*reply = malloc(sizeof(**reply));
+	(*reply)->fd = make(name, ".part");
+	strcpy((*reply)->name, name);
+	return 0;
+}
+
+int takeover_reply_write(struct takeover_reply *reply, const void *data, size_t length)
+{
+	if (there("full")) {
+		errno = ENOSPC;
+		return -1;
+	}
+	return write(reply->fd, data, length) == (ssize_t)length ? 0 : -1;
+}
+
+static void done(struct takeover_reply *reply, const char *end)
+{
+	become(reply->name, ".part", end);
+	close(reply->fd);
+	free(reply);
+}
+
+int takeover_reply_end(struct takeover_reply *reply, bool acknowledged)
+{
+	done(reply, ".whole");
+	while (acknowledged && there("wait"))
+		usleep(1000);
+	return 0;
+}
+
+void takeover_reply_abort(struct takeover_reply *reply)
+{
+	done(reply, ".refused");
+}
+
+enum takeover_verdict takeover_reply_wait(int fd, uint64_t id, uint64_t number, struct takeover_result *result)
+{
+	char name[64], whole[80], refused[80];
+	struct stat stat;
+
+	snprintf(name, sizeof(name), "%lu.%lu", (unsigned long)id, (unsigned long)number);
+	snprintf(whole, sizeof(whole), "%s.whole", name);
+	snprintf(refused, sizeof(refused), "%s.refused", name);
+	for (; ; usleep(1000)) {
+		bool promoted = takeover_role(fd, NULL) != TAKEOVER_BACKUP;
+
+		if (there(whole)) {
+			result->fd = make(whole, "");
+			fstat(result->fd, &stat);
+			result->length = stat.st_size;
+			become(whole, "", ".given");
+			return TAKEOVER_REPLY;
+		}
+		if (there(refused)) {
+			takeover_leave(fd);
+			return TAKEOVER_REFUSED;
+		}
+		if (promoted)
+			return TAKEOVER_EXECUTE;
+	}
+}
