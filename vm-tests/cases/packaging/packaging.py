@@ -93,13 +93,16 @@ def debs() -> None:
                           ("libtakeover0", f"/usr/lib/x86_64-linux-gnu/libtakeover.so.{VERSION}"),
                           ("libtakeover-dev", "/usr/include/takeover.h"),
                           ("libtakeover-dev", "/usr/share/man/man3/takeover_leave.3.gz"),
+                          ("libapache2-mod-takeover", "/usr/lib/apache2/modules/mod_takeover.so"),
+                          ("libapache2-mod-takeover", "/etc/apache2/mods-available/takeover.load"),
+                          ("libapache2-mod-takeover", "/usr/share/man/man5/mod_takeover.5.gz"),
                           ("takeoverd", "/usr/sbin/takeoverd"), ("takeoverd", "/usr/sbin/takeoverctl"),
                           ("takeoverd", "/usr/share/man/man5/takeover.conf.5.gz")):
         assert want in files[package], f"{package}: no {want}"
         equal([other for other, names in files.items() if want in names], [package])
     for package, names in files.items():
         for rung in "replay", "takeover":
-            if not package.removeprefix("lib").startswith(rung):
+            if rung not in package:
                 equal([n for n in names if rung in n and "/python3" not in n], [])
     for package, names in files.items():
         bad = [n for n in names if any(w in n for w in ("faults", "unit-", "bench", "__pycache__", "/usr/local"))]
@@ -217,6 +220,7 @@ def rpms() -> None:
                                      "lib64/pkgconfig/libreplay.pc", "share/man/man3/replay_uuid.3.gz"],
             "perdure-takeover": ["lib64/libtakeover.so.0", "sbin/takeoverd", "sbin/takeoverctl", "lib/systemd/system/takeoverd.service",
                                  "share/man/man7/takeover.7.gz"],
+            "perdure-mod-takeover": ["lib64/httpd/modules/mod_takeover.so", "share/man/man5/mod_takeover.5.gz"],
             "perdure-takeover-devel": ["include/takeover.h", "lib64/libtakeover.so", "share/man/man3/takeover_leave.3.gz"]}
     for package, wants in ours.items():
         path = first[f"{package}-{VERSION}-1.x86_64.rpm"]
