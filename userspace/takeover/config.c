@@ -103,7 +103,8 @@ static int set_address(struct parser *p, union address *to, const char *name, co
 	if (to->any.sa_family)
 		return wrong(p, "%s is given twice", name);
 	if (!address_parse(value, port, to))
-		return wrong(p, "%s = %s: not an %s", name, value, port ? "address and a port, as 192.0.2.1:7550 or [2001:db8::1]:7550" : "address, as 192.0.2.1 or 2001:db8::1");
+		return wrong(p, "%s = %s: not an %s", name, value,
+			     port ? "address and a port, as 192.0.2.1:7550 or [2001:db8::1]:7550" : "address, as 192.0.2.1 or 2001:db8::1");
 	return 1;
 }
 

@@ -288,7 +288,8 @@ static struct dial *dial_new(int fd, uint64_t limit_ns)
 	return d;
 }
 
-struct dial *peer_dial(struct service *svc, const union address *to, const struct peer_message *question, uint64_t limit_ns, dialled_fn done, void *arg)
+struct dial *peer_dial(struct service *svc, const union address *to, const struct peer_message *question, uint64_t limit_ns,
+		       dialled_fn done, void *arg)
 {
 	const int fd = socket(to->any.sa_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
 	const socklen_t len = to->any.sa_family == AF_INET ? sizeof(struct sockaddr_in) : sizeof(struct sockaddr_in6);

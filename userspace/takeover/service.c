@@ -40,6 +40,7 @@
 #include "takeoverd.h"
 
 #define CLAIM_AGAIN_NS	200000000ull
+#define ANNOUNCEMENTS	4	/* one may get lost, or come before a switch has learnt where we are */
 
 extern char **environ;
 
@@ -299,7 +300,7 @@ static void address_change(const struct service *svc, bool there, const char *in
  * Where clients find it, it is on an interface, which is the cluster manager's affair, or ours. On the primary it is on lo, and
  * nobody is told of it: two other services of this address may have it the other way round, so it stays there.
  */
-static void address_place(const struct service *svc)
+static void address_place(struct service *svc)
 {
 	if (svc->state == PROTECTED && !svc->backup) {
 		if (svc->c->at.family == AF_INET) {
@@ -311,6 +312,7 @@ static void address_place(const struct service *svc)
 		address_change(svc, true, "lo");
 	} else if (svc->c->manage_address && (svc->state == PROTECTED || svc->state == ALONE)) {
 		address_change(svc, true, svc->c->interface);
+		svc->announcements = ANNOUNCEMENTS;
 	}
 }
 
@@ -387,6 +389,7 @@ static void change(struct service *svc, enum state state, const char *cause, uin
 {
 	svc->state = state;
 	svc->protect = svc->split = false;
+	svc->asked_at = 0;
 	state_save(svc);
 	nft_apply(state == PROTECTED);
 	address_place(svc);
@@ -668,6 +671,9 @@ void service_asked(struct service *svc, struct peer_message *m)
 		claimed(svc, m);
 		return;
 	case VERB_PROTECT:
+		/* What this host has left of before, the peer has gone on with */
+		if (asked.state == ALONE && svc->state != ALONE)
+			kernel_op(svc, TCP_REPLICA_ABANDON, 0);
 		/* One that is the primary already has a peer that does not know of it any more */
 		*m = message(svc, svc->state != ALONE && !svc->claim && asking != svc && !(svc->state == PROTECTED && svc->backup) &&
 			     become(svc, false, epoch, "agreed with the peer") ? VERB_YES : VERB_NO);
@@ -679,6 +685,13 @@ void service_asked(struct service *svc, struct peer_message *m)
 	}
 }
 
+static void asked_in_vain(struct service *svc, int error)
+{
+	if (error == EACCES && !svc->stranger)
+		say(LOG_ERR, "%s: the peer has another key", svc->c->name);
+	svc->stranger = error == EACCES;
+}
+
 static void protect_answered(void *arg, int error, int fd, const struct peer_message *answer)
 {
 	struct service *svc = arg;
@@ -686,8 +699,10 @@ static void protect_answered(void *arg, int error, int fd, const struct peer_mes
 	(void)fd;
 	if (asking == svc)
 		asking = NULL;
-	if (error)
+	if (error) {
+		asked_in_vain(svc, error);
 		return;
+	}
 	peer_heard(svc, answer);
 	if (answer->verb == VERB_YES && !svc->claim && (wants_protection(svc) || (svc->backup && svc->state == PROTECTED)))
 		become(svc, true, answer->epoch, "agreed with the peer");
@@ -696,10 +711,10 @@ static void protect_answered(void *arg, int error, int fd, const struct peer_mes
 static void asked_answered(void *arg, int error, int fd, const struct peer_message *answer)
 {
 	(void)fd;
-	if (error == EACCES)
-		say(LOG_ERR, "%s: the peer has another key", ((struct service *)arg)->c->name);
 	if (!error)
 		peer_heard(arg, answer);
+	else
+		asked_in_vain(arg, error);
 }
 
 void service_protect(struct service *svc)
@@ -732,6 +747,10 @@ static void service_ask(struct service *svc, uint64_t now)
 	const bool protect = wants_protection(svc) && !asking;
 	const struct peer_message question = message(svc, protect ? VERB_PROTECT : VERB_ASK);
 
+	if (svc->announcements) {
+		announce(&svc->c->at, svc->c->interface);
+		svc->announcements--;
+	}
 	svc->asked_at = now + random() % (SECOND_NS / 5);
 	if (peer_dial(svc, &svc->peer_log, &question, SECOND_NS, protect ? protect_answered : asked_answered, svc) && protect)
 		asking = svc;

@@ -567,7 +567,7 @@ static bool wait_in_vain(const struct wait *wait, uint64_t now)
 	const struct entry *e = entry_find(wait->key);
 	const uint64_t limit = wait->quiet_since + wait->svc->c->patience;
 
-	return !wait->alone && (!e || e->state == LOST) && now > limit && wait->svc->alive_at > limit;
+	return wait->svc->state == PROTECTED && (!e || e->state == LOST) && now > limit && wait->svc->alive_at > limit;
 }
 
 void store_tick(uint64_t now)

@@ -65,6 +65,8 @@ struct service {
 	uint64_t asked_at;
 	bool split;			/* both hosts are alone */
 	bool differs;			/* settings do */
+	bool stranger;			/* it has another key */
+	unsigned int announcements;	/* of the address that are to come */
 	uint64_t unreachable_until;	/* its log: so that not everybody waits for it */
 	struct claim *claim;
 	/* The reply log's */
@@ -109,6 +111,9 @@ struct peer_message {
 /* The peer's question @m becomes our answer */
 void service_asked(struct service *svc, struct peer_message *m);
 
+/* announce.c: that the address is on @interface of this host now */
+void announce(const struct endpoint *at, const char *interface);
+
 /* peer.c: connections between the hosts */
 int peer_listen(void);
 void peer_tick(uint64_t now);
@@ -116,7 +121,8 @@ void peer_tick(uint64_t now);
 typedef void (*dialled_fn)(void *arg, int error, int fd, const struct peer_message *answer);
 struct dial;
 /* A connection to the log of the service's peer, or a @question for it */
-struct dial *peer_dial(struct service *svc, const union address *to, const struct peer_message *question, uint64_t limit_ns, dialled_fn done, void *arg);
+struct dial *peer_dial(struct service *svc, const union address *to, const struct peer_message *question, uint64_t limit_ns,
+		       dialled_fn done, void *arg);
 /* @done is not called any more */
 void peer_forget(struct dial *dial);
 

@@ -2,14 +2,12 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
 """Who goes on: promotion with the peer there, gone, hung or out of reach; and protection again."""
 
-import json
-import os
 import signal
 import subprocess
 import threading
 import time
 
-from takeover import BUILD, MESON, PLACE, Host, end, equal, main, pair, run, wait
+from takeover import CTL, MESON, PLACE, Host, end, equal, main, pair, run, wait
 
 PERDURECTL = MESON / "userspace/tools/perdurectl"
 
@@ -21,15 +19,11 @@ def cables(host: Host, up: bool, *which: int) -> None:
 
 def promote(host: Host, statuses: dict[str, int]) -> threading.Thread:
     def ask() -> None:
-        statuses[host.name] = subprocess.run(host.inside("env", "-u", "LD_PRELOAD", *ctl(host, "promote", "web"))).returncode
+        statuses[host.name] = subprocess.run(host.inside(CTL, "--socket", host.socket, "promote", "web"), capture_output=True).returncode
 
     thread = threading.Thread(target=ask)
     thread.start()
     return thread
-
-
-def ctl(host: Host, *argv: str) -> list[str]:
-    return [str(MESON / "userspace/takeover/takeoverctl"), "--socket", str(host.socket), *argv]
 
 
 def at_first() -> None:
@@ -54,7 +48,7 @@ def at_first() -> None:
 def switched() -> None:
     """The peer is there: it gives way before this host goes on; each leaves a record"""
     a, b = pair()
-    watch = subprocess.Popen(b.inside(*ctl(b, "watch")), stdout=subprocess.PIPE, text=True)
+    watch = subprocess.Popen(b.inside(CTL, "--socket", b.socket, "watch"), stdout=subprocess.PIPE, text=True)
     time.sleep(0.3)
     text = b.ctl("promote", "all")
     assert "agreed with the peer" in text, text
@@ -251,16 +245,48 @@ def figures() -> None:
 
 
 def address() -> None:
-    """takeoverd moves the address, when it is asked to"""
-    a, b = pair(service="manage_address = yes")
-    for host in (a, b):
-        host.sh("ip address show dev eth0")
-    assert "192.0.2.10/32" in b.sh("ip address show dev eth0") and "192.0.2.10" not in a.sh("ip address show dev eth0")
+    """takeoverd moves addresses, when it is asked to, and the neighbours are told"""
+    six = "2001:db8::10"
+    hosts = []
+    for name, number, role in ("a", 1, "primary"), ("b", 2, "backup"):
+        host = Host(name, number, role, service=f"""manage_address = yes
+[service six]
+address = {six}
+port = 80
+role = {role}
+peer = fd00::{3 - number}
+peer_log = 10.0.0.{3 - number}:7550
+interface = eth0
+key_file = /run/key-six
+manage_address = yes""")
+        host.sh(f"ip address replace fd00::{number}/64 dev eth0 nodad; ip address flush dev lo to 192.0.2.10/32")
+        hosts.append(host)
+    a, b = hosts
+    (PLACE / "key-six").write_text("11" * 16)
+    (PLACE / "key-six").chmod(0o600)
+    for host in hosts:
+        host.start()
+
+    def states(host: Host) -> list[str]:
+        return [line.split()[3] for line in host.ctl("status").splitlines()[1:]]
+
+    def addresses(host: Host, interface: str) -> list[bool]:
+        text = host.sh(f"ip address show dev {interface}")
+        return [f"{address} " in text for address in ("192.0.2.10/32", f"{six}/128")]
+
+    wait("both are protected", lambda: states(a) == states(b) == ["protected"] * 2)
+    equal((addresses(a, "eth0"), addresses(a, "lo"), addresses(b, "eth0")), ([False] * 2, [True] * 2, [True] * 2))
+    assert f"ip6 daddr {six} tcp dport 80 tcp flags fin,syn,rst,ack dup to fd00::1" in b.sh("nft list table ip6 takeover")
     b.kill()
-    a.ctl("promote", "web")
-    assert "192.0.2.10/32" in a.sh("ip address show dev eth0")
-    for host in (a, b):
-        host.sh("ip address flush dev eth0 to 192.0.2.10/32")
+    b.sh(f"ip address flush dev eth0 to 192.0.2.10/32; ip address flush dev eth0 to {six}/128")
+    for neighbour in "192.0.2.10", six:
+        b.sh(f"ip neighbour replace {neighbour} lladdr 02:00:00:00:00:99 dev eth0 nud stale")
+    a.ctl("promote", "all")
+    equal(addresses(a, "eth0"), [True] * 2)
+    mac = a.sh("ip -br link show dev eth0").split()[2]
+    wait("the neighbours know", lambda: b.sh("ip neighbour show dev eth0").count(mac) >= 2 and "00:99" not in b.sh("ip neighbour show dev eth0"))
+    for host in hosts:
+        host.sh("ip address flush dev eth0 to 192.0.2.10/32; ip address flush dev eth0 scope global to 2001:db8::/32")
     end(a)
 
 

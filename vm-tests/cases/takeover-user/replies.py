@@ -104,11 +104,14 @@ def vanished() -> None:
     refused, executed = b.client(BACKUP, 1), b.client(BACKUP, 2)
     for id, backup in (1, refused), (2, executed):
         primary = a.client(PRIMARY, id)
-        backup.begin_do("wait", id, 1)
+        if id == 2:
+            backup.begin_do("wait", id, 1)
         equal(primary.do("begin", id, 1)[0], "OK")
         equal(primary.do("write", 100000, 0)[0], "OK")
         time.sleep(0.1)
         primary.kill()
+        time.sleep(0.1)
+    refused.begin_do("wait", 1, 1)
     executed.be(ALONE, 2)
     verb, took, *_ = executed.done()
     equal(verb, "EXECUTE")
@@ -250,10 +253,10 @@ def hung_up() -> None:
     primary.reply(1, 1, "x")
     b.sh("ip link set eth0 down")
     equal(primary.do("begin", 1, 2)[0], "OK")
-    said = []
+    said: list[list[str]] = []
     while not said or said[-1][0] == "OK":
         said.append(primary.do("write", 1_000_000, 0))
-    equal(said[-1][0], "ETIMEDOUT" if said[-1][0] != "EPIPE" else "EPIPE")
+    assert said[-1][0] in ("ETIMEDOUT", "EPIPE"), said
     assert float(said[-1][1]) < 2.5, said
     verb, took = primary.do("begin", 1, 3)
     equal(verb, "EHOSTUNREACH")
