@@ -23,6 +23,7 @@
 #include "takeoverd.h"
 
 #define UNREACHABLE_NS	200000000ull
+#define DIAL_NS		(2 * SECOND_NS)	/* libtakeover waits for an answer, and a second more */
 
 /* "promote all" is one for many */
 struct promotion {
@@ -97,6 +98,8 @@ static void log_dialled(void *arg, int error, int fd, const struct peer_message 
 	(void)answer;
 	client->dial = NULL;
 	if (error) {
+		if (now_ns() >= svc->unreachable_until)
+			say(LOG_WARNING, "%s: the peer's log cannot be reached: %s", svc->c->name, strerror(error));
 		svc->unreachable_until = now_ns() + UNREACHABLE_NS;
 		refuse(client, error == EACCES || error == EPROTO ? error : EHOSTUNREACH);
 		return;
@@ -106,7 +109,7 @@ static void log_dialled(void *arg, int error, int fd, const struct peer_message 
 
 static void ask_log(struct client *client, struct service *svc)
 {
-	const uint64_t limit = svc->c->patience < SECOND_NS ? svc->c->patience : SECOND_NS;
+	const uint64_t limit = svc->c->patience < DIAL_NS ? svc->c->patience : DIAL_NS;
 
 	if (svc->state != PROTECTED || now_ns() < svc->unreachable_until) {
 		refuse(client, EHOSTUNREACH);

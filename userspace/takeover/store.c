@@ -34,7 +34,6 @@
 #define PAST_MAX	1000000u
 #define LOGS_MAX	16384u
 #define READ_SIZE	(256u << 10)
-#define TURN_MAX	16			/* reads of one log before others have their turn */
 
 struct key {
 	uint64_t service;	/* its place in memory */
@@ -483,7 +482,7 @@ static void log_close(struct log *log)
 	free(log);
 }
 
-/* false: there is no more to come */
+/* false: there is no more to come. @turns: how much of it, before others have their turn */
 static bool log_read(struct log *log, unsigned int turns)
 {
 	static char buffer[READ_SIZE];
@@ -510,7 +509,7 @@ static void log_ready(struct watch *watch, uint32_t events)
 	struct log *log = (struct log *)watch;
 
 	(void)events;
-	if (!log_read(log, TURN_MAX))
+	if (!log_read(log, 1))
 		log_close(log);
 }
 

@@ -166,16 +166,17 @@ static void run(void)
 		const uint64_t past = (now_ns() - ticked_at) / 1000000;
 
 		ready_count = epoll_wait(loop, ready, EVENTS, past < TICK_NS / 1000000 ? TICK_NS / 1000000 - past : 0);
-		/* First, so that what has come is known to have come after this host stood still */
-		tick();
-		for (ready_at = 0; ready_at < ready_count; ) {
-			const struct epoll_event *event = &ready[ready_at++];
-			struct watch *watch = event->data.ptr;
+		for (ready_at = 0; ready_at < ready_count; ready_at++) {
+			struct watch *watch;
 
+			/* Before what has come: it is known to have come after this host stood still. It may end some. */
+			tick();
+			watch = ready[ready_at].data.ptr;
 			if (watch)
-				watch->ready(watch, event->events);
+				watch->ready(watch, ready[ready_at].events);
 		}
 		ready_count = 0;
+		tick();
 	}
 }
 

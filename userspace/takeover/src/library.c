@@ -23,7 +23,7 @@
 
 #define API	__attribute__((visibility("default")))
 
-#define LOCAL_TIMEOUT_MS	2000	/* takeoverd answers sooner, or is not well */
+#define LOCAL_TIMEOUT_MS	3000	/* takeoverd answers sooner, or is not well */
 #define LOOK_MS			100	/* how often a role is looked at */
 #define ABSENT_MS		1000	/* a takeoverd that is away for longer is not being restarted */
 

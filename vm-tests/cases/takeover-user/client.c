@@ -106,8 +106,11 @@ static void *storm_thread(void *arg)
 
 		fill(data, size, id, number);
 		if (!storm.backup) {
-			storm.wrong += takeover_reply_begin(fd, id, number, &reply) || takeover_reply_write(reply, data, size / 2) ||
-				       takeover_reply_write(reply, data + size / 2, size - size / 2) || takeover_reply_end(reply, storm.acknowledged);
+			if (takeover_reply_begin(fd, id, number, &reply) || takeover_reply_write(reply, data, size / 2) ||
+			    takeover_reply_write(reply, data + size / 2, size - size / 2) || takeover_reply_end(reply, storm.acknowledged)) {
+				storm.wrong++;
+				fprintf(stderr, "# reply %d of %d: %m\n", number, (int)id);
+			}
 		} else if (takeover_reply_wait(fd, id, number, &result) != TAKEOVER_REPLY || result.length != size ||
 			   pread(result.fd, got, REPLY_MAX + 1, 0) != (ssize_t)size || memcmp(got, data, size) || close(result.fd)) {
 			storm.wrong++;

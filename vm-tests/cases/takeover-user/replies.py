@@ -269,7 +269,7 @@ def hung_up() -> None:
 def storm() -> None:
     """Many threads at once, and forks: each reply comes to who waits for it, and is what was written"""
     for acknowledged in (0, 1):
-        a, b = pair()
+        a, b = pair(service="patience = 10s")
         primary, backup = a.client(PRIMARY), b.client(BACKUP)
         backup.begin_do("storm", 16, 2, 300)
         wrong, took = primary.do("storm", 16, acknowledged, 300)
@@ -277,7 +277,7 @@ def storm() -> None:
         equal(backup.done()[0], "0")
         print(f"# 4800 replies, acknowledged: {acknowledged}: {float(took):.2f} s")
         end(a, b)
-    a, b = pair()
+    a, b = pair(service="patience = 10s")
     primary = a.client(PRIMARY, 9)
     primary.reply(9, 1, "x")
     primary.begin_do("fork", 9, 10)
