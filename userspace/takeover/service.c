@@ -39,6 +39,7 @@
 #include "record.h"
 #include "takeoverd.h"
 
+#define PROTECT_NS	(10 * SECOND_NS)	/* the peer runs programs before it answers */
 #define CLAIM_AGAIN_NS	200000000ull
 #define ANNOUNCEMENTS	4	/* one may get lost, or come before a switch has learnt where we are */
 
@@ -752,7 +753,7 @@ static void service_ask(struct service *svc, uint64_t now)
 		svc->announcements--;
 	}
 	svc->asked_at = now + random() % (SECOND_NS / 5);
-	if (peer_dial(svc, &svc->peer_log, &question, SECOND_NS, protect ? protect_answered : asked_answered, svc) && protect)
+	if (peer_dial(svc, &svc->peer_log, &question, protect ? PROTECT_NS : SECOND_NS, protect ? protect_answered : asked_answered, svc) && protect)
 		asking = svc;
 }
 
