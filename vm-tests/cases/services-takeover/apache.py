@@ -21,6 +21,7 @@ SBIN, HTTPD, MODULES = (run("apxs", "-q", name).strip() for name in ("SBINDIR", 
 HTTPD = f"{SBIN}/{HTTPD}"
 SMALL, LARGE, BODY = os.urandom(1000).hex().encode(), os.urandom(6 << 20), os.urandom(1 << 20)
 DYNAMIC = "/cgi-bin/program"
+CONTINUE = ["Expect: 100-continue"]
 TAIL = request("/static/small", last=True)
 
 backend = Backend()
@@ -145,6 +146,7 @@ def malformed() -> None:
                          (get + b"\r\nbad\r\n\r\n", 400), (get + b"\r\nx: " + b"y" * 9000 + b"\r\n\r\n", 400),
                          (request("/", "Content-Length: 1x"), 400), (request("/", "Transfer-Encoding: gzip"), 400),
                          (request(DYNAMIC, "Transfer-Encoding: chunked", method="POST", body=b"zz\r\nxx\r\n"), 400),
+                         (request(DYNAMIC, *CONTINUE, "Transfer-Encoding: chunked", method="POST", body=b"zz\r\n"), 400),
                          (request(DYNAMIC, "Content-Length: 200000000", method="POST"), 413),
                          (request("/limited/x", method="POST", body=b"x" * 2000), 413)):
         reply = split(pair.same(data, later=1.1 if b"9.9" in data else 0))[-1]
@@ -220,8 +222,7 @@ def bodies() -> None:
     # A client that waits to be told to go on, by each of the two
     for path in (DYNAMIC, "/static/small"):
         client = Client(pair)
-        fields = ["Expect: 100-continue", f"Content-Length: {len(BODY)}"]
-        client.send(request(path + "?7", *fields, method="POST", last=True))
+        client.send(request(path + "?7", *CONTINUE, f"Content-Length: {len(BODY)}", method="POST", last=True))
         if path == DYNAMIC:
             equal(client.read(25), [b"HTTP/1.1 100 Continue\r\n\r\n"] * 2)
         client.send(BODY)
@@ -255,7 +256,7 @@ def big() -> None:
 def proxied() -> None:
     """A back end is asked once"""
     before = backend.count
-    reply, = split(pair.same(request("/proxy/x", last=True)))
+    reply, = split(pair.same(request("/proxy/x?200000", last=True)))
     equal((reply[2].split()[0], len(reply[2]) > 200000, backend.count), (str(before + 1).encode(), True, before + 1))
 
 
@@ -317,7 +318,7 @@ def again() -> None:
     mark("alone")
     client._send(client.sockets[0], request(DYNAMIC), 0)
     client._read(client.sockets[0], -1, 0.5)
-    client.sockets.pop().close()
+    client.reset(client.sockets.pop())
     mark("again")
     client.connect(pair.backup.port, port=client.sockets[0].getsockname()[1])
     client.send(request(DYNAMIC) + request("/ungated") + TAIL)
@@ -410,7 +411,7 @@ def unprotected() -> None:
     """TLS, HTTP/2 and what is configured so: the primary goes on alone, and says it once"""
     a, b = pair.both(request("/cgi-bin/off", last=True))
     equal((split(a)[0][0], b), ("HTTP/1.1 404 Not Found", RESET))
-    a, b = (encrypted(h, h.ports[1]) for h in pair.hosts)
+    a, b = (encrypted(h.ports[1], "/static/small") for h in pair.hosts)
     equal((a.endswith(SMALL), b), (True, RESET))
     if MPM != "prefork":
         http2()

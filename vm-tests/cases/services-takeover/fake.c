@@ -16,6 +16,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/sendfile.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -35,12 +36,12 @@ static bool there(const char *name)
 	return !access(path, F_OK);
 }
 
-static int make(const char *name, const char *end)
+static int make(const char *name, const char *end, int flags)
 {
 	char path[4096];
 
 	snprintf(path, sizeof(path), "%s/%s%s", getenv("FAKE_LOG"), name, end);
-	return open(path, O_CREAT | O_RDWR | O_APPEND | O_CLOEXEC, 0666);
+	return open(path, O_CREAT | O_RDWR | O_CLOEXEC | flags, 0666);
 }
 
 static void become(const char *name, const char *old, const char *end)
@@ -85,7 +86,7 @@ int takeover_leave(int fd)
 
 int takeover_gate(int fd, bool open)
 {
-	int file = make("gates", "");
+	int file = make("gates", "", O_APPEND);
 
 	(void)fd;
 	dprintf(file, "%d", open);
@@ -100,12 +101,12 @@ int takeover_reply_begin(int fd, uint64_t id, uint64_t number, struct takeover_r
 	(void)fd;
 	snprintf(name, sizeof(name), "%lu.%lu", (unsigned long)id, (unsigned long)number);
 	if (there("no-log")) {
-		close(make(name, ".refused"));
+		close(make(name, ".refused", 0));
 		errno = ECONNREFUSED;
 		return -1;
 	}
 	*reply = malloc(sizeof(**reply));
-	(*reply)->fd = make(name, ".part");
+	(*reply)->fd = make(name, ".part", O_TRUNC);
 	strcpy((*reply)->name, name);
 	return 0;
 }
@@ -117,6 +118,18 @@ int takeover_reply_write(struct takeover_reply *reply, const void *data, size_t 
 		return -1;
 	}
 	return write(reply->fd, data, length) == (ssize_t)length ? 0 : -1;
+}
+
+int takeover_reply_sendfile(struct takeover_reply *reply, int in, off_t offset, size_t size)
+{
+	while (size) {
+		ssize_t n = sendfile(reply->fd, in, &offset, size);
+
+		if (n <= 0)
+			return -1;
+		size -= n;
+	}
+	return 0;
 }
 
 static void done(struct takeover_reply *reply, const char *end)
@@ -151,7 +164,7 @@ enum takeover_verdict takeover_reply_wait(int fd, uint64_t id, uint64_t number, 
 		bool promoted = takeover_role(fd, NULL) != TAKEOVER_BACKUP;
 
 		if (there(whole)) {
-			result->fd = make(whole, "");
+			result->fd = make(whole, "", 0);
 			fstat(result->fd, &stat);
 			result->length = stat.st_size;
 			become(whole, "", ".given");

@@ -7,6 +7,7 @@ import re
 import shutil
 import socket
 import ssl
+import struct
 import subprocess
 import sys
 import tempfile
@@ -125,6 +126,11 @@ class Client:
         s.settimeout(30)
         s.connect(("127.0.0.1", to))
 
+    def reset(self, s: socket.socket) -> None:
+        """Its port can be used again at once."""
+        s.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        s.close()
+
     def close(self) -> None:
         for s in self.sockets:
             s.close()
@@ -233,34 +239,40 @@ def chunked(body: bytes, size: int) -> bytes:
 
 
 class Backend:
-    """A server behind theirs: it counts, and never answers the same twice."""
+    """A server behind theirs: it counts, and answers what it was sent, and as many random bytes as the query says."""
 
     def __init__(self) -> None:
         self.listener = socket.create_server(("127.0.0.1", 0))
         self.port = self.listener.getsockname()[1]
         self.count = 0
+        self.hold = threading.Event()
+        self.hold.set()
         threading.Thread(target=self.serve, daemon=True).start()
 
     def serve(self) -> None:
         while True:
-            s, _ = self.listener.accept()
-            with s, s.makefile("rb") as lines:
-                head = b""
-                while not head.endswith(b"\r\n\r\n") and (line := lines.readline()):
-                    head += line
-                lines.read(int((re.findall(rb"(?i)\ncontent-length: (\d+)", head) or [0])[0]))
-                self.count += 1
-                body = f"{self.count} ".encode() + os.urandom(100000).hex().encode()
-                s.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\nConnection: close\r\n\r\n" % len(body) + body)
+            threading.Thread(target=self.answer, args=(self.listener.accept()[0],), daemon=True).start()
+
+    def answer(self, s: socket.socket) -> None:
+        with s, s.makefile("rb") as lines:
+            head = b""
+            while not head.endswith(b"\r\n\r\n") and (line := lines.readline()):
+                head += line
+            body = lines.read(int((re.findall(rb"(?i)\ncontent-length: (\d+)", head) or [0])[0]))
+            self.count += 1
+            size = int((re.findall(rb"\?(\d+) HTTP", head) or [100])[0])
+            body = f"{self.count} ".encode() + body + os.urandom(size)
+            self.hold.wait()
+            s.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\nConnection: close\r\n\r\n" % len(body) + body)
 
 
-def encrypted(host: Host, port: int, address: str = "127.0.0.1") -> bytes:
+def encrypted(port: int, path: str) -> bytes:
     """A request over TLS, and what comes of it."""
     context = ssl.create_default_context()
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     try:
-        with socket.create_connection((address, port), 30) as s, context.wrap_socket(s) as t:
-            t.sendall(request("/static/small", last=True))
+        with socket.create_connection(("127.0.0.1", port), 30) as s, context.wrap_socket(s) as t:
+            t.sendall(request(path, last=True))
             got = b""
             while data := t.recv(65536):
                 got += data

@@ -1,0 +1,399 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: GPL-2.0-or-later
+"""nginx's module of takeover: two nginxes that write the same bytes, whatever is asked of them."""
+
+import grp
+import os
+import pwd
+import time
+
+from pair import (BUILD, FAKE, LOG, PLACE, RESET, ROLES, Backend, Client, Host, Pair, chunked, encrypted, equal,
+                  free_port, main, mark, request, run, split, until, writable)
+
+MODULE = BUILD / "userspace/userspace/services/nginx/ngx_http_takeover_module.so"
+SMALL, LARGE, BODY = os.urandom(1000).hex().encode(), os.urandom(6 << 20), os.urandom(1 << 20)
+TAIL = request("/small", last=True)
+STATUS_OK = "HTTP/1.1 200 OK"
+
+backends = {role: Backend() for role in ROLES}
+
+
+def configuration(role: str, ports: list[int], more: str = "") -> str:
+    place = PLACE / role
+    temporary = "\n".join(f"    {name}_temp_path {place}/{name};" for name in
+                          ("client_body", "proxy", "fastcgi", "uwsgi", "scgi"))
+    return f"""
+load_module {MODULE};
+daemon off;
+user {pwd.getpwuid(65534).pw_name} {grp.getgrgid(65534).gr_name};
+worker_processes 2;
+pid {place}/pid;
+error_log {place}/errors info;
+env FAKE_ROLE;
+env FAKE_LOG;
+env LD_PRELOAD;
+thread_pool default threads=16;
+events {{ worker_connections 200; }}
+http {{
+{temporary}
+    log_format notes '$takeover $status $body_bytes_sent $request_method $uri';
+    access_log {place}/access.log notes;
+    keepalive_timeout 20s;
+    keepalive_requests 20;
+    client_max_body_size 100m;
+    root {place}/www;
+    default_type application/octet-stream;
+    port_in_redirect off;
+    takeover on;
+    takeover_mode sync-static;
+    takeover_max_reply 30000000;
+    {more}
+    server {{
+        listen 127.0.0.1:{ports[0]};
+        gzip on;
+        gzip_types application/octet-stream;
+        gzip_proxied any;
+        location /app/ {{
+            takeover_mode dynamic;
+            proxy_pass http://127.0.0.1:{backends[role].port};
+        }}
+        location /stream/ {{
+            takeover_mode dynamic;
+            proxy_buffering off;
+            proxy_pass http://127.0.0.1:{backends[role].port};
+        }}
+        location /primary-only {{
+            takeover_mode dynamic;
+            error_page 404 =200 /small;
+        }}
+        location /redirected {{ return 302 /small; }}
+        location /ungated {{ takeover_mode static; }}
+        location /off {{ takeover_mode off; }}
+        location /limited {{ takeover_mode dynamic; client_max_body_size 1000; }}
+    }}
+    server {{
+        listen 127.0.0.1:{ports[1]} ssl;
+        ssl_certificate {PLACE}/certificate;
+        ssl_certificate_key {PLACE}/key;
+    }}
+    server {{
+        listen 127.0.0.1:{ports[2]};
+        takeover_acknowledge on;
+        takeover_mode dynamic;
+        location / {{ proxy_pass http://127.0.0.1:{backends[role].port}; }}
+    }}
+    server {{ listen 127.0.0.1:{ports[3]} http2; }}
+}}
+"""
+
+
+def host(role: str) -> Host:
+    place, ports = writable(PLACE / role), [free_port() for _ in range(4)]
+    www = writable(place / "www")
+    for name, data in (("small", SMALL), ("large", LARGE), ("ungated", LARGE)):
+        (www / name).write_bytes(data)
+        os.utime(www / name, (1e9, 1e9))
+    if role == "primary":
+        (www / "primary-only").write_bytes(BODY)
+    (place / "conf").write_text(configuration(role, ports))
+    return Host(role, [NGINX, "-p", str(place), "-c", str(place / "conf"), "-e", str(place / "stderr")], ports)
+
+
+def executed() -> tuple[int, int]:
+    """By each, since the last call."""
+    counts = tuple(backends[role].count for role in ROLES)
+    for role in ROLES:
+        backends[role].count = 0
+    return counts[0], counts[1]
+
+
+def files() -> None:
+    """Files: the same bytes from both, at different times, without Date"""
+    cases: list[tuple[str, str, int]] = [
+        ("/small", "", 200), ("/large", "", 200), ("/none", "", 404), ("/", "", 403), ("/redirected", "", 302),
+        ("/small", "If-Modified-Since: Mon, 01 Jan 2024 00:00:00 GMT", 200),
+        ("/small", "If-Modified-Since: Sun, 09 Sep 2001 01:46:40 GMT", 304),
+        ("/large", "Range: bytes=1000-2999999", 206), ("/large", "Range: bytes=99999999-", 416),
+        ("/large", "Range: bytes=0-99,200-299,1000-1099", 200),
+        ("/small", "Accept-Encoding: gzip", 200), ("/large", "Accept-Encoding: gzip", 200)]
+    for path, field, status in cases:
+        data = request(path, *[field] * bool(field), last=True)
+        reply, = split(pair.same(data, later=1.1 if path == "/small" else 0))
+        equal(int(reply[0].split()[1]), status)
+        assert "date" not in reply[1] and "server" in reply[1], reply[:2]
+        if status == 200 and path == "/large" and "content-encoding" not in reply[1]:
+            equal(reply[2], LARGE)
+    head = pair.same(request("/large", method="HEAD", last=True))
+    assert b"Content-Length: %d" % len(LARGE) in head and head.endswith(b"\r\n\r\n") and b"Date" not in head
+
+
+def malformed() -> None:
+    """Requests that no server takes: the same answer, and an end"""
+    get = b"GET / HTTP/1.1\r\nHost: a"
+    for data, status in ((b"nonsense\r\n\r\n", 400), (b"GET /" + b"x" * 40000 + b" HTTP/1.1\r\n\r\n", 414),
+                         (b"GET / HTTP/9.9\r\n\r\n", 505), (b"GET / HTTP/1.1\r\n\r\n", 400),
+                         (get + b"\r\nx: " + b"y" * 40000 + b"\r\n\r\n", 400),
+                         (request("/", "Content-Length: 1x"), 400),
+                         (request("/app/", "Transfer-Encoding: gzip", method="POST"), 501),
+                         (request("/app/", "Transfer-Encoding: chunked", method="POST", body=b"zz\r\nxx\r\n"), 400),
+                         (request("/limited", method="POST", body=b"x" * 2000), 413)):
+        reply = split(pair.same(data, later=1.1 if b"9.9" in data else 0))[-1]
+        equal((data[:40], int(reply[0].split()[1])), (data[:40], status))
+        assert "date" not in reply[1], reply
+    equal(executed(), (0, 0))
+
+
+def dynamic() -> None:
+    """A dynamic request: one execution, one reply, from both"""
+    for path in ("/app/?3000", "/app/?20000", "/stream/?20000", "//app/.//?0", "/app/?300000"):
+        size = int(path.partition("?")[2])
+        for field in "", "Accept-Encoding: gzip":
+            reply, = split(pair.same(request(path, *[field] * bool(field), last=True)))
+            assert reply[0] == STATUS_OK and reply[1].get("content-encoding") or len(reply[2]) == size + 2, reply
+            equal((executed(), "date" in reply[1]), ((1, 0), True))
+    # What is on one host's disk does not matter
+    equal(split(pair.same(request("/primary-only", last=True)))[0][2], BODY)
+    head = pair.same(request("/app/", method="HEAD", last=True))
+    assert head.endswith(b"\r\n\r\n") and b"200 OK" in head, head
+    for h in pair.hosts:
+        h.notes()
+    pair.same(request("/app/?4992", last=True))
+    pair.same(TAIL)
+    notes = [h.notes() for h in pair.hosts]
+    equal(notes[0], ["primary 200 4994 GET /app/", f"primary 200 {len(SMALL)} GET /small"])
+    equal(notes[1], [line.replace("primary", "backup") for line in notes[0]])
+    executed()
+
+
+def ends() -> None:
+    """Whether a connection is kept both know"""
+    old = pair.same(request("/app/", version="1.0"))
+    assert b"Connection: close" in old and b"chunked" not in old
+    old = pair.same(request("/app/", "Connection: keep-alive", version="1.0") + TAIL)
+    equal(old.count(b"HTTP/1.1 200"), 2)
+    many = b"".join(request(path) * 10 for path in ("/app/", "/small", "/app/?70000"))
+    equal(len(split(pair.same(many))), 20)
+    executed()
+    replies = split(pair.same(request("/app/") + request("/app/", last=True) + request("/app/")))
+    equal((len(replies), executed()), (2, (2, 0)))
+
+
+def pipelined() -> None:
+    """Pipelined: every mode in turn, each reply in its place"""
+    paths = ["/app/?10", "/small", "/large", "/app/?200000", "/ungated", "/stream/?50", "/none", "/small", "/ungated"]
+    replies = split(pair.same(b"".join(map(request, paths)) + TAIL, later=0.2))
+    equal([len(r[2]) for r in replies][:6], [12, 2000, len(LARGE), 200002, len(LARGE), 52])
+    equal((len(replies), executed()), (len(paths) + 1, (3, 0)))
+
+
+def bodies() -> None:
+    """Bodies of any size and form, read whole before anyone executes"""
+    for body in (b"x", BODY[:20000], BODY, BODY * 5):
+        forms: list[tuple[list[str], bytes]] = [([], body), (["Transfer-Encoding: chunked"], chunked(body, 7777))]
+        for fields, data in forms:
+            reply = split(pair.same(request("/app/?7", *fields, method="POST", body=data, last=True)))[-1]
+            equal((reply[0], reply[2][2:-7] == body, executed()), (STATUS_OK, True, (1, 0)))
+    client = Client(pair)
+    client.send(request("/app/?7", "Expect: 100-continue", f"Content-Length: {len(BODY)}", method="POST", last=True))
+    equal(client.read(25), [b"HTTP/1.1 100 Continue\r\n\r\n"] * 2)
+    client.send(BODY)
+    a, b = client.read()
+    equal((a == b, executed()), (True, (1, 0)))
+
+
+def big() -> None:
+    """Replies that no memory holds, also to clients that read slowly, and many at once"""
+    reply, = split(pair.same(request("/app/?20000000", last=True)))
+    equal(len(reply[2]), 20000002)
+    client = Client(pair)
+    client.send(request("/stream/?9000000") + TAIL)
+    time.sleep(1)
+    slow = [bytearray(), bytearray()]
+    for got, s in zip(slow, client.sockets):
+        while data := s.recv(200000):
+            got += data
+            time.sleep(0.002)
+    equal((slow[0] == slow[1], len(split(bytes(slow[0]))[0][2])), (True, 9000002))
+    clients = [Client(pair) for _ in range(30)]
+    for client in clients:
+        client.send(request("/app/?300000") + request("/large") + TAIL)
+    for client in clients:
+        a, b = client.read()
+        equal((a == b, len(a) > 6300000), (True, True))
+    equal(executed(), (32, 0))
+
+
+def loop() -> None:
+    """Whoever waits for the other host does not keep others waiting"""
+    backends["primary"].hold.clear()
+    clients = [Client(pair) for _ in range(8)]
+    for client in clients:
+        client.send(request("/app/", last=True))
+    begin = time.monotonic()
+    for _ in range(4):
+        pair.same(TAIL)
+    assert time.monotonic() - begin < 5
+    backends["primary"].hold.set()
+    for client in clients:
+        a, b = client.read()
+        equal((a == b, len(split(a))), (True, 1))
+    executed()
+
+
+def promoted() -> None:
+    """The backup executes what the primary has not logged, and nothing that it has"""
+    for method, body in (("GET", b""), ("POST", BODY[:300000])):
+        backends["primary"].hold.clear()
+        client = Client(pair)
+        client.send(request("/small") + request("/app/?9", method=method, body=body) + TAIL)
+        until(lambda: backends["primary"].count)
+        mark("promoted")
+        replies = split(client._read(client.sockets[1], -1, 0))
+        equal([len(r[2]) for r in replies], [len(SMALL), 2 + len(body) + 9, len(SMALL)])
+        equal(["date" in r[1] for r in replies], [False, True, False])
+        backends["primary"].hold.set()
+        client.close()
+        until(lambda: pair.primary.notes())
+        equal(executed(), (1, 1))
+        mark()
+    # Logged, and promoted before this host has read the request
+    client = Client(pair)
+    client._send(client.sockets[0], request("/app/", last=True), 0)
+    first = client._read(client.sockets[0], -1, 0)
+    (LOG / "promoted").touch()
+    client._send(client.sockets[1], request("/app/", last=True), 0)
+    equal((client._read(client.sockets[1], -1, 0) == first, executed()), (True, (1, 0)))
+    mark()
+
+
+def again() -> None:
+    """The primary goes on alone; protected again, by a backup to which the connection is new"""
+    client = Client(pair)
+    client.send(request("/app/") + request("/small"))
+    client.read(rest=0.5)
+    mark("alone")
+    client._send(client.sockets[0], request("/app/"), 0)
+    client._read(client.sockets[0], -1, 0.5)
+    client.reset(client.sockets.pop())
+    mark("again")
+    client.connect(pair.backup.port, port=client.sockets[0].getsockname()[1])
+    client.send(request("/app/") + request("/ungated") + TAIL)
+    a, b = client.read()
+    equal((a == b, len(split(a)), executed()), (True, 3, (3, 0)))
+    client.close()
+    mark()
+
+
+def refused() -> None:
+    """What cannot be logged ends the backup's connection alone"""
+    for why in ("no-log", "full", ""):
+        mark(*[why] * bool(why))
+        size = 1000 if why else 31000000
+        a, b = pair.both(request(f"/app/?{size}", method="POST", body=b"hello", last=True))
+        equal((len(split(a)[0][2]), b, executed()), (size + 7, RESET, (1, 0)))
+    assert "cannot be logged" in pair.primary.errors.read_text() and "unprotected" in pair.backup.errors.read_text()
+    mark()
+    # The client goes in the middle: the reply is not whole, and is not logged
+    backends["primary"].hold.clear()
+    client = Client(pair)
+    client.send(request("/app/?9000000"))
+    until(lambda: backends["primary"].count)
+    client.close()
+    backends["primary"].hold.set()
+    until(lambda: not list(LOG.glob("*.part")))
+    executed()
+    mark()
+
+
+def acknowledged() -> None:
+    """takeover_acknowledge: not a byte before the backup's word"""
+    mark("wait")
+    client = Client(pair, which=2)
+    client.send(request("/app/?1000", last=True))
+    a, b = client.read(rest=1)
+    equal((a, len(split(b)[0][2])), (b"", 1002))
+    mark()
+    equal(client._read(client.sockets[0], -1, 0) == b, True)
+    # The client goes while a thread waits
+    mark("wait")
+    client = Client(pair, which=2)
+    client.send(request("/app/?1000"))
+    client.read(rest=0.5)
+    for s in client.sockets:
+        client.reset(s)
+    time.sleep(0.5)
+    mark()
+    time.sleep(0.5)
+    executed()
+
+
+def gates() -> None:
+    """Static: ungated where it is safe, gated again for what follows"""
+    client = Client(pair)
+    for path in ("/small", "/ungated", "/ungated", "/app/", "/ungated"):
+        client.send(request(path))
+        client.read(rest=0.3)
+    client.close()
+    equal((LOG / "gates").read_text(), "101")
+    mark()
+    client = Client(pair)
+    client.send(request("/app/?9000000") + request("/ungated", last=True))
+    time.sleep(1)
+    client.read()
+    equal((LOG / "gates").exists(), False)
+    executed()
+
+
+def unprotected() -> None:
+    """TLS, HTTP/2 and what is configured so: the primary goes on alone, and says it"""
+    a, b = pair.both(request("/off", last=True))
+    equal((split(a)[0][0], b), ("HTTP/1.1 404 Not Found", RESET))
+    a, b = (encrypted(h.ports[1], "/small") for h in pair.hosts)
+    assert a.endswith(SMALL) and b in (b"", RESET), (a, b)
+    curl = ["curl", "-s", "--http2-prior-knowledge", "-o", PLACE / "got", "-w", "%{http_code}"]
+    got = [run(*curl, f"http://127.0.0.1:{h.ports[3]}/small", ok=None if h is pair.backup else 0) for h in pair.hosts]
+    equal(got[0], "200")
+    for h in pair.hosts:
+        for why in ("TLS", "its mode is off", "HTTP/2"):
+            assert f"unprotected: {why}" in h.errors.read_text(), (h.role, why)
+
+
+def ordinary() -> None:
+    """A connection that no other host has is as it was"""
+    data = request("/app/") + request("/large", "Range: bytes=0-9,20-29") + TAIL
+    for h in pair.hosts:
+        h.notes()
+    a, b = pair.both(data, address="127.0.0.2")
+    for got in (a, b):
+        assert got.count(b"\r\nDate: ") == 3 and b"multipart/byteranges" in got
+    equal(executed(), (1, 1))
+    for h in pair.hosts:
+        assert h.notes()[-1].startswith("- "), h.notes()
+
+
+def mistaken() -> None:
+    """Mistakes in the configuration, and their messages"""
+    for more, message in (("takeover_mode dynamique;", 'invalid value "dynamique"'),
+                          ("takeover maybe;", "invalid value"), ("takeover_max_reply many;", "invalid value"),
+                          ("takeover_mode;", "invalid number of arguments")):
+        text = configuration("primary", pair.primary.ports, "server { " + more + " }")
+        (PLACE / "wrong").write_text(text)
+        said = run(NGINX, "-t", "-p", PLACE / "primary", "-c", PLACE / "wrong", ok=1, env={"LD_PRELOAD": str(FAKE)})
+        assert message in said, said
+
+
+def clean() -> None:
+    """No process died, and no file is left behind"""
+    for h in pair.hosts:
+        text = h.errors.read_text()
+        assert "exited on signal" not in text and "[alert]" not in text, text
+        equal([p for p in (h.place / "client_body").rglob("*") if p.is_file()], [])
+
+
+NGINX = "/usr/sbin/nginx"
+run("openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=service.example",
+    "-keyout", PLACE / "key", "-out", PLACE / "certificate")
+PLACE.chmod(0o755)
+pair = Pair([host(role) for role in ROLES])
+main(files, malformed, dynamic, ends, pipelined, bodies, big, loop, promoted, again, refused, acknowledged, gates,
+     unprotected, ordinary, mistaken, clean)
