@@ -270,10 +270,10 @@ def again() -> None:
     """The primary goes on alone; protected again, by a backup to which the connection is new"""
     client = Client(pair)
     client.send(request("/app/") + request("/small"))
-    client.read(rest=0.5)
+    client.read(rest=1.5)
     mark("alone")
     client._send(client.sockets[0], request("/app/"), 0)
-    client._read(client.sockets[0], -1, 0.5)
+    client._read(client.sockets[0], -1, 1.5)
     client.reset(client.sockets.pop())
     mark("again")
     client.connect(pair.backup.port, port=client.sockets[0].getsockname()[1])
@@ -318,7 +318,7 @@ def acknowledged() -> None:
     mark("wait")
     client = Client(pair, which=2)
     client.send(request("/app/?1000"))
-    client.read(rest=0.5)
+    client.read(rest=1.5)
     for s in client.sockets:
         client.reset(s)
     time.sleep(0.5)
@@ -332,7 +332,7 @@ def gates() -> None:
     client = Client(pair)
     for path in ("/small", "/ungated", "/ungated", "/app/", "/ungated"):
         client.send(request(path))
-        client.read(rest=0.3)
+        client.read(rest=1)
     client.close()
     equal((LOG / "gates").read_text(), "101")
     mark()
