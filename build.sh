@@ -69,8 +69,9 @@ with --unpinned only." ;;
 Builds RPM packages of the kernel and of the library and tools into dist/, from the same kernel build as deb. --unpinned as there." ;;
 	userspace) echo "usage: ./build.sh userspace
 Builds the library, the programs, and the tests' programs into build/userspace." ;;
-	demo) echo "usage: ./build.sh demo
-Builds what is missing and shows, in a virtual machine, downloads that survive the server's crash." ;;
+	demo) echo "usage: ./build.sh demo [takeover]
+Builds what is missing and shows, in a virtual machine, downloads that survive the server's crash; or, in three of them, a download
+and an order that survive the death of a host." ;;
 	bench) echo "usage: ./build.sh bench [NAME...] [--json FILE] [--plot] [--here]
 Re-measures the tables in bench/; prints ours beside the goals. Names: restart, hread, unregistered, faults, loading, tracker,
 restore, replay; all but the last two when none is given. --plot draws them, too; --here runs them without a machine of their own,
@@ -186,6 +187,9 @@ mutate)
 demo)
 	kernel perdure vm
 	userspace
+	if [ "${1:-}" = takeover ]; then
+		exec python3 "$TOP/demo/takeover.py"
+	fi
 	exec python3 "$TOP/vm-tests/run" run -- python3 "$TOP/demo/demo.py" "$@"
 	;;
 bench)
