@@ -7,6 +7,7 @@
  * writes it as it is; a static one both generate.
  */
 #include <errno.h>
+#include <inttypes.h>
 #include <stdbool.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -538,6 +539,9 @@ static int quick_handler(request_rec *r, int lookup)
 			apr_table_unset(r->headers_in, "Range");
 		return DECLINED;
 	}
+	/* The same on both hosts: who executes it a second time can say that it is the same request */
+	apr_table_setn(r->subprocess_env, "TAKEOVER_REQUEST",
+		       apr_psprintf(r->pool, "%016" PRIx64 "-%" PRIu64, link->id, link->requests));
 	if (link->primary && role != TAKEOVER_PRIMARY) {
 		link->own = true;
 		return DECLINED;
