@@ -1,0 +1,351 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: GPL-2.0-or-later
+"""What the hosts do by themselves: copies that differ, servers that are late, gates, and connections that nobody knows."""
+
+import socket
+import struct
+import threading
+import time
+from contextlib import suppress
+
+from hosts import (ABANDON, ALONE, GATE, LEAVE, PRIMARY, RST, SO_SNDBUFFORCE, UNGATED, Hosts, equal, main, nft, nothing,
+                   read, read_all, service, state, wait)
+
+TCP, SOL = socket.IPPROTO_TCP, socket.SOL_SOCKET
+PATIENCE_MS = 500
+
+
+def ended(s: socket.socket) -> bool:
+    """This copy, without a word."""
+    s.settimeout(0)
+    try:
+        while s.recv(65536):
+            pass
+        return False
+    except BlockingIOError:
+        return False
+    except ConnectionAbortedError:
+        return True
+
+
+def resets(hosts: Hosts) -> int:
+    """One or two come from the hosts: each may find out first that the other one does not know the connection either."""
+    return len([s for s in hosts.capture.segments if s.flags & RST and s.from_service])
+
+
+def late_writer() -> None:
+    """A muted server that does not write: the primary goes on alone after its patience, not before"""
+    with service(patience=PATIENCE_MS, free=("primary",)) as hosts:
+        client, a, b = hosts.pair()
+        client.sendall(b"q")
+        read(a, 1), read(b, 1)
+        start = time.monotonic()
+        a.sendall(b"answer")
+        equal(read(client, 6), b"answer")
+        took = time.monotonic() - start
+        print(f"# {took * 1000:.0f} ms with a patience of {PATIENCE_MS}")
+        assert PATIENCE_MS / 1000 <= took <= 2 * PATIENCE_MS / 1000, took
+        equal(state(a)["role"], ALONE)
+        equal(hosts.count("primary", "alone_late"), 1)
+        wait("the copy ends", lambda: ended(b))
+
+
+def late_reader() -> None:
+    """A muted server that does not read: the client is not stopped for longer than the patience"""
+    with service(patience=PATIENCE_MS, free=("primary",)) as hosts:
+        hosts.listeners["muted"].setsockopt(SOL, socket.SO_RCVBUF, 4096)
+        client, a, b = hosts.pair()
+        got = []
+        thread = threading.Thread(target=lambda: got.append(read_all(a)))
+        thread.start()
+        text = bytes(range(256)) * 2000
+        start = time.monotonic()
+        client.sendall(text)
+        client.shutdown(socket.SHUT_WR)
+        thread.join()
+        print(f"# {(time.monotonic() - start) * 1000:.0f} ms")
+        equal(len(got[0]), len(text))
+        assert got[0] == text
+        equal(hosts.count("primary", "alone_late"), 1)
+        wait("the copy ends", lambda: ended(b))
+
+
+def no_patience() -> None:
+    """Without patience the primary waits; nothing has come after a second"""
+    with service() as hosts:
+        client, a, b = hosts.pair()
+        a.sendall(b"answer")
+        nothing(client, 1)
+        equal(state(a)["role"], PRIMARY)
+        b.sendall(b"answer")
+        equal(read(client, 6), b"answer")
+
+
+def silent_peer() -> None:
+    """A peer that says nothing at all is the cluster manager's: no patience ends that"""
+    with service(patience=200) as hosts:
+        client, a, b = hosts.pair()
+        client.sendall(b"q")
+        equal(read(a, 1) + read(b, 1), b"qq")
+        hosts.cut("muted")
+        a.sendall(b"answer")
+        nothing(client, 1)
+        equal(state(a)["role"], PRIMARY)
+        hosts.bury("muted")
+        equal(read(client, 6), b"answer")
+
+
+def differing(first: bytes, second: bytes) -> None:
+    """What both servers write and then close: the client has one of them, and an end."""
+    for order in ("primary", "muted"), ("muted", "primary"):
+        with service(free=("primary", "muted")) as hosts:
+            for listener in hosts.listeners.values():
+                listener.setsockopt(SOL, SO_SNDBUFFORCE, 1 << 20)
+            client, a, b = hosts.pair()
+            sides = {"primary": (a, first), "muted": (b, second)}
+            for host in order:
+                s, text = sides[host]
+                with suppress(OSError):
+                    s.sendall(text)
+                    s.close()
+                time.sleep(0.05)
+            got = read_all(client)
+            longer = max(first, second, key=len)
+            assert got == longer, f"{order[0]} first: {len(got)} bytes, not {len(longer)}"
+            assert not any(s.flags & RST for s in hosts.capture.segments), "a reset"
+
+
+def shorter() -> None:
+    """The primary's answer is shorter: the client has the muted server's"""
+    differing(b"x" * 1000, b"x" * 1500)
+
+
+def longer() -> None:
+    """The primary's answer is longer: the client has that one"""
+    differing(b"x" * 150_000, b"x" * 1000)
+
+
+def empty() -> None:
+    """One server closes where the other one answers"""
+    differing(b"", b"an answer")
+    differing(b"an answer", b"")
+
+
+def reset_by(host: str) -> None:
+    """SO_LINGER 0, or a process that is killed with unread data: the other host goes on, the client notices nothing."""
+    with service(free=("primary", "muted")) as hosts:
+        client, a, b = hosts.pair()
+        gone, stays = (a, b) if host == "primary" else (b, a)
+        client.sendall(b"question")
+        read(stays, 8)
+        gone.setsockopt(SOL, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        gone.close()
+        wait("alone", lambda: state(stays)["role"] == ALONE)
+        stays.sendall(b"answer")
+        equal(read(client, 6), b"answer")
+        stays.close()
+        equal(client.recv(1), b"")
+        equal(hosts.count("muted" if host == "primary" else "primary", "alone_unknown"), 1)
+
+
+def reset_by_primary() -> None:
+    """The primary's server resets: the muted host goes on"""
+    reset_by("primary")
+
+
+def reset_by_muted() -> None:
+    """The muted host's server resets: the primary goes on"""
+    reset_by("muted")
+
+
+def unread() -> None:
+    """A server that closes with unread data would reset: the other host goes on"""
+    for host in ("primary", "muted"):
+        with service(free=("primary", "muted")) as hosts:
+            client, a, b = hosts.pair()
+            gone, stays = (a, b) if host == "primary" else (b, a)
+            client.sendall(b"question")
+            read(stays, 8)
+            gone.close()
+            wait("alone", lambda: state(stays)["role"] == ALONE)
+            stays.sendall(b"answer")
+            stays.close()
+            equal(read_all(client), b"answer")
+
+
+def reset_by_client() -> None:
+    """The client resets: both copies end"""
+    with service(resets=True) as hosts:
+        client, a, b = hosts.pair()
+        client.setsockopt(SOL, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        client.close()
+        for s in (a, b):
+            try:
+                s.recv(1)
+                raise AssertionError("no reset")
+            except ConnectionResetError:
+                pass
+
+
+def no_listener() -> None:
+    """A server that does not listen on one host: the other one serves alone; on both: the client is refused at once"""
+    for host in ("primary", "muted"):
+        with service(free=("primary", "muted"), resets=True) as hosts:
+            hosts.listeners[host].close()
+            other = "muted" if host == "primary" else "primary"
+            if host == "primary":
+                # The muted host sends no SYN-ACK: that is the cluster manager's to see
+                client = hosts.connect(wait=False)
+                time.sleep(0.2)
+                hosts.bury("primary")
+            else:
+                client = hosts.connect()
+            s = hosts.accept(other)
+            client.sendall(b"q")
+            equal(read(s, 1), b"q")
+            s.sendall(b"answer")
+            equal(read(client, 6), b"answer")
+    with service(resets=True) as hosts:
+        for listener in hosts.listeners.values():
+            listener.close()
+        start = time.monotonic()
+        try:
+            hosts.connect()
+            raise AssertionError("connected to nobody")
+        except ConnectionRefusedError:
+            pass
+        assert time.monotonic() - start < 1, "refused late"
+        assert 1 <= resets(hosts) <= 2
+
+
+def unknown_to_both() -> None:
+    """A connection that neither host knows is reset"""
+    with service(resets=True) as hosts:
+        client, a, b = hosts.pair()
+        for host in ("primary", "muted"):
+            hosts.call(host, ABANDON)
+        hosts.protect()
+        client.sendall(b"are you there?")
+        try:
+            client.recv(1)
+            raise AssertionError("it was not reset")
+        except ConnectionResetError:
+            pass
+        assert 1 <= resets(hosts) <= 2
+
+
+def leave() -> None:
+    """LEAVE: the muted host's copy ends, whoever asks for it"""
+    for asks in ("primary", "muted"):
+        with service(free=("primary",)) as hosts:
+            client, a, b = hosts.pair()
+            hosts.call(asks, LEAVE, on=a if asks == "primary" else b)
+            wait("alone", lambda: state(a)["role"] == ALONE)
+            wait("the copy ends", lambda: ended(b))
+            client.sendall(b"q")
+            equal(read(a, 1), b"q")
+            a.sendall(b"answer")
+            equal(read(client, 6), b"answer")
+
+
+def gate() -> None:
+    """Ungated: the primary does not wait, the muted host remembers what is acknowledged, and goes on when it has written"""
+    with service(ungated=True) as hosts:
+        client, a, b = hosts.pair()
+        hosts.call("primary", GATE, on=a, flags=UNGATED)
+        text = bytes(range(256)) * 100
+        a.sendall(text[:10_000])
+        equal(read(client, 10_000), text[:10_000])
+        time.sleep(0.2)         # its acknowledgments are ahead of the muted host
+        hosts.cut("primary")
+        b.sendall(text[:5_000])     # the client has this
+        hosts.bury("primary")
+        nothing(client)
+        b.sendall(text[5_000:])
+        b.close()
+        assert read_all(client) == text[10_000:], "the client got something else"
+
+
+def abandon() -> None:
+    """ABANDON: the copies end here without a word, the peer goes on with the client's next packet"""
+    with service(free=("primary",)) as hosts:
+        client, a, b = hosts.pair()
+        hosts.call("muted", ABANDON)
+        equal(hosts.count("muted", "abandoned"), 1)
+        assert ended(b), "it did not end"
+
+
+def half_closes() -> None:
+    """Either side closes its half first, or both at once; all is delivered"""
+    for first in ("client", "server", "both"):
+        with service() as hosts:
+            client, a, b = hosts.pair()
+            if first == "client":
+                client.sendall(b"question")
+                client.shutdown(socket.SHUT_WR)
+                for s in (a, b):
+                    equal(read_all(s), b"question")
+                    s.sendall(b"answer")
+                    s.close()
+                equal(read_all(client), b"answer")
+            elif first == "server":
+                for s in (a, b):
+                    s.sendall(b"greeting")
+                    s.shutdown(socket.SHUT_WR)
+                equal(read_all(client), b"greeting")
+                client.sendall(b"question")
+                client.close()
+                for s in (a, b):
+                    equal(read_all(s), b"question")
+            else:
+                for s in (client, a, b):
+                    s.shutdown(socket.SHUT_WR)
+                for s in (client, a, b):
+                    equal(read_all(s), b"")
+            for s in (client, a, b):
+                s.close()
+            wait("over", lambda: not hosts.count("primary", "now_primary") + hosts.count("muted", "now_muted"))
+
+
+def urgent() -> None:
+    """Urgent data"""
+    with service() as hosts:
+        client, a, b = hosts.pair()
+        for s in (a, b):
+            s.setsockopt(SOL, socket.SO_OOBINLINE, 1)
+        client.send(b"abc", socket.MSG_OOB)
+        client.sendall(b"def")
+        for s in (a, b):
+            equal(read(s, 6), b"abcdef")
+        for s in (a, b):
+            s.send(b"xyz", socket.MSG_OOB)
+        client.setsockopt(SOL, socket.SO_OOBINLINE, 1)
+        equal(read(client, 3), b"xyz")
+
+
+def again() -> None:
+    """The same ports again, while the last connection is in TIME_WAIT; and a SYN that has to be repeated"""
+    with service() as hosts:
+        for number in range(3):
+            client = hosts.connect(port=7000)
+            a, b = hosts.accept("primary", 7000), hosts.accept("muted", 7000)
+            equal(state(a)["id"], state(b)["id"])
+            for s in (a, b):
+                s.sendall(b"%d" % number)
+                s.close()
+            equal(read_all(client), b"%d" % number)
+            client.close()
+            wait("closed", lambda: hosts.free(7000))
+        nft("muted", "add table inet lost\nadd chain inet lost in { type filter hook prerouting priority -400; }\n"
+                     f"add rule inet lost in tcp sport 7101 tcp flags syn drop")
+        client = hosts.connect(port=7101, wait=False)
+        time.sleep(0.3)
+        nft("muted", "delete table inet lost")
+        wait("connected", lambda: client.getsockopt(TCP, socket.TCP_INFO, 1) == b"\1")
+        a, b = hosts.accept("primary", 7101), hosts.accept("muted", 7101)
+        equal(state(a)["id"], state(b)["id"])
+
+
+if __name__ == "__main__":
+    main(late_writer, late_reader, no_patience, silent_peer, shorter, longer, empty, reset_by_primary, reset_by_muted, unread,
+         reset_by_client, no_listener, unknown_to_both, leave, gate, abandon, half_closes, urgent, again)
