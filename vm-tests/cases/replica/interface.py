@@ -155,7 +155,9 @@ def busy() -> None:
             with inside(host):
                 check([("same", argument(port=PORT, role=role, peer=peer), 0),
                        ("patience", argument(port=PORT, role=role, peer=peer, patience=9), 0),
-                       ("role", argument(port=PORT, role=other, peer=peer), errno.EBUSY),
+                       # That of new connections
+                       ("role", argument(port=PORT, role=other, peer=peer), 0),
+                       ("and back", argument(port=PORT, role=role, peer=peer, patience=9), 0),
                        ("peer", argument(port=PORT, role=role, peer=V4.packed("192.0.2.77")), errno.EBUSY),
                        ("key", argument(port=PORT, role=role, peer=peer, key=KEY[::-1]), errno.EBUSY),
                        ("link", argument(port=PORT, role=role, peer=peer, ifindex=1), errno.EBUSY)])
