@@ -372,6 +372,14 @@ static void client_accept(struct watch *watch, uint32_t events)
 	DL_APPEND(clients, client);
 }
 
+void control_beside(const char *name, char path[PATH_MAX])
+{
+	char copy[PATH_MAX];
+
+	snprintf(copy, sizeof(copy), "%s", config.control);
+	snprintf(path, PATH_MAX, "%.*s/%s", PATH_MAX - NAME_SIZE - 16, dirname(copy), name);
+}
+
 int local_listen(void)
 {
 	const struct group *group = config.group ? getgrnam(config.group) : NULL;

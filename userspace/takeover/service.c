@@ -18,7 +18,6 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
-#include <libgen.h>
 #include <limits.h>
 #include <netinet/in.h>
 #include <signal.h>
@@ -321,10 +320,10 @@ static void address_place(struct service *svc)
 
 static void state_path(const struct service *svc, char path[PATH_MAX])
 {
-	char copy[PATH_MAX];
+	char name[NAME_SIZE + 8];
 
-	snprintf(copy, sizeof(copy), "%s", config.control);
-	snprintf(path, PATH_MAX, "%.*s/%s.state", PATH_MAX - NAME_SIZE - 16, dirname(copy), svc->c->name);
+	snprintf(name, sizeof(name), "%s.state", svc->c->name);
+	control_beside(name, path);
 }
 
 static void state_save(const struct service *svc)

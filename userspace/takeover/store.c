@@ -21,6 +21,7 @@
 #include <string.h>
 #include <sys/epoll.h>
 #include <sys/stat.h>
+#include <sys/statvfs.h>
 #include <syslog.h>
 #include <unistd.h>
 #include <uthash.h>
@@ -213,12 +214,17 @@ static void log_say(struct log *log, uint32_t type);
 static void entry_give(struct entry *e, struct wait *wait)
 {
 	const uint64_t length = e->size;
-	char path[32];
+	char name[256];
 	int fd;
 
 	/* Read-only, and with a place of its own */
-	snprintf(path, sizeof(path), "/proc/self/fd/%d", e->fd);
-	fd = open(path, O_RDONLY | O_CLOEXEC);
+	if (e->named) {
+		entry_name(e, name);
+		fd = openat(dir, name, O_RDONLY | O_CLOEXEC | O_NOFOLLOW);
+	} else {
+		snprintf(name, sizeof(name), "/proc/self/fd/%d", e->fd);
+		fd = open(name, O_RDONLY | O_CLOEXEC);
+	}
 	past_set(e->key);
 	if (fd < 0) {
 		say(LOG_ERR, "%s: a reply cannot be given: %s", e->svc->c->name, strerror(errno));
@@ -234,19 +240,22 @@ static void entry_give(struct entry *e, struct wait *wait)
 static void wait_look(struct wait *wait)
 {
 	struct service *svc = wait->svc;
+	const struct key key = wait->key;
 	struct entry *e;
 
-	if (wait->alone)
-		log_drain(svc);		/* what the primary has said is not to be lost in our own socket; may answer */
-	if (wait->alone && !wait_find(wait->key))
-		return;
-	e = entry_find(wait->key);
+	if (wait->alone) {
+		/* What the primary has said is not to be lost in our own socket. It may be the answer, which ends the wait. */
+		log_drain(svc);
+		if (!wait_find(key))
+			return;
+	}
+	e = entry_find(key);
 	if (e && e->state == WHOLE) {
 		entry_give(e, wait);
-	} else if ((e && e->state == REFUSED) || past_answered(wait->key)) {
+	} else if ((e && e->state == REFUSED) || past_answered(key)) {
 		if (e)
 			entry_free(e);
-		past_set(wait->key);
+		past_set(key);
 		svc->refused++;
 		wait_end(wait, LOCAL_REFUSED, -1, 0);
 	} else if (wait->alone) {
@@ -254,7 +263,7 @@ static void wait_look(struct wait *wait)
 			log_say(e->from, LOG_REFUSED);
 		if (e)
 			entry_free(e);
-		past_set(wait->key);
+		past_set(key);
 		svc->executed++;
 		wait_end(wait, LOCAL_EXECUTE, -1, 0);
 	}
@@ -387,7 +396,10 @@ static void reply_end(struct log *log, bool acknowledge)
 			entry_refuse(e, strerror(errno));
 			return;
 		}
+		/* Its name is enough: there may be more of them than descriptors */
 		e->named = true;
+		close(e->fd);
+		e->fd = -1;
 	}
 	e->state = WHOLE;
 	e->from = NULL;
@@ -611,21 +623,15 @@ static void entry_found(const char *name)
 	unsigned int port;
 	uint64_t id, number;
 	struct stat st;
-	int fd;
 
 	if (sscanf(name, "%45[^-]-%u.%" SCNx64 ".%" SCNu64, address, &port, &id, &number) != 4)
 		return;
 	at.family = strchr(address, ':') ? AF_INET6 : AF_INET;
 	at.port = htons(port);
 	svc = inet_pton(at.family, address, at.address) == 1 ? service_at(&at) : NULL;
-	fd = openat(dir, name, O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
-	if (!svc || fd < 0 || fstat(fd, &st) || !S_ISREG(st.st_mode)) {
-		if (fd >= 0)
-			close(fd);
+	if (!svc || fstatat(dir, name, &st, AT_SYMLINK_NOFOLLOW) || !S_ISREG(st.st_mode))
 		return;
-	}
 	e = entry_new(svc, key_of(svc, id, number), WHOLE);
-	e->fd = fd;
 	e->named = true;
 	e->size = st.st_size;
 	used += e->size;
@@ -634,7 +640,9 @@ static void entry_found(const char *name)
 int store_open(void)
 {
 	const struct group *group = config.group ? getgrnam(config.group) : NULL;
+	char beside[PATH_MAX], new[PATH_MAX];
 	struct dirent *entry;
+	struct statvfs room;
 	DIR *d;
 	int fd;
 
@@ -653,6 +661,18 @@ int store_open(void)
 		return -1;
 	}
 	close(fd);
+	/* Others write there, too: our own states, and the host's service manager */
+	if (!fstatvfs(dir, &room) && config.store_limit > (uint64_t)room.f_blocks * room.f_frsize / 2) {
+		config.store_limit = (uint64_t)room.f_blocks * room.f_frsize / 2;
+		say(LOG_WARNING, "store_limit is more than half of %s: %" PRIu64 " MiB are used", config.store_dir, config.store_limit >> 20);
+	}
+	control_beside(STORE_LINK, beside);
+	control_beside(STORE_LINK ".new", new);
+	unlink(new);
+	if (symlink(config.store_dir, new) || rename(new, beside)) {
+		say(LOG_ERR, "%s: %s", beside, strerror(errno));
+		return -1;
+	}
 	d = opendir(config.store_dir);
 	while (d && (entry = readdir(d)))
 		entry_found(entry->d_name);

@@ -4,6 +4,7 @@
 #define TAKEOVERD_H
 
 #include <jansson.h>
+#include <limits.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -142,6 +143,8 @@ uint64_t store_entries(void);
 
 /* local.c: the control socket, and what is read of figures */
 int local_listen(void);
+/* The path of @name in the control socket's directory */
+void control_beside(const char *name, char path[PATH_MAX]);
 /* The answer to a wait, which is no more. @fd is closed. */
 void client_answer(struct client *client, uint32_t type, int fd, uint64_t length);
 void client_look(struct client *client);

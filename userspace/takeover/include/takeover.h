@@ -61,7 +61,7 @@ int takeover_leave(int fd);
  * When this, or any of the next four, fails, the reply can no longer be logged. The connection then goes on unprotected: takeover_leave()
  * has been called. The request is to be executed, and its reply sent, all the same.
  *
- * errno: ENOTCONN (the connection is not TAKEOVER_PRIMARY), ECONNREFUSED (no takeoverd here), EHOSTUNREACH (none at the peer),
+ * errno: ENOTCONN (the connection is not TAKEOVER_PRIMARY), ECONNREFUSED (no takeoverd here), EPERM (`group` is not the caller's), EHOSTUNREACH (none at the peer),
  * ENOENT (this takeoverd has no such service), EACCES (the peer has another key), EPROTO (another version), ETIMEDOUT, EMFILE, ENFILE, ENOMEM
  */
 int takeover_reply_begin(int fd, uint64_t id, uint64_t number, struct takeover_reply **reply);
@@ -72,7 +72,7 @@ int takeover_reply_begin(int fd, uint64_t id, uint64_t number, struct takeover_r
  */
 int takeover_reply_write(struct takeover_reply *reply, const void *data, size_t size);
 
-/* The same from a file: @size bytes of @in from @offset on. errno: as above, EIO (the file is shorter), and those of sendfile(2) */
+/* The same from a file: @size bytes of @in from @offset on. errno: as above, EIO (the file is shorter), and those of pread(2) */
 int takeover_reply_sendfile(struct takeover_reply *reply, int in, off_t offset, size_t size);
 
 /*

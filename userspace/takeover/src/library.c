@@ -4,13 +4,13 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
+#include <libgen.h>
 #include <netinet/in.h>
 #include <poll.h>
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/sendfile.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/un.h>
@@ -25,6 +25,7 @@
 
 #define LOCAL_TIMEOUT_MS	3000	/* takeoverd answers sooner, or is not well */
 #define LOOK_MS			100	/* how often a role is looked at */
+#define COPY_SIZE		65536
 #define ABSENT_MS		1000	/* a takeoverd that is away for longer is not being restarted */
 
 /*
@@ -180,26 +181,29 @@ static int service_of(int fd, struct endpoint *service)
 
 /* takeoverd. */
 
+static void local_name(struct sockaddr_un *name)
+{
+	const char *path = secure_getenv("TAKEOVER_SOCKET");
+
+	*name = (struct sockaddr_un){ .sun_family = AF_UNIX };
+	snprintf(name->sun_path, sizeof(name->sun_path), "%s", path && *path ? path : TAKEOVER_SOCKET);
+}
+
 static struct kept *local_open(void)
 {
-	struct sockaddr_un name = { .sun_family = AF_UNIX };
-	const char *path = secure_getenv("TAKEOVER_SOCKET");
 	struct kept *kept = pool_take(NULL);
+	struct sockaddr_un name;
 
 	if (kept)
 		return kept;
-	snprintf(name.sun_path, sizeof(name.sun_path), "%s", path && *path ? path : TAKEOVER_SOCKET);
+	local_name(&name);
 	kept = calloc(1, sizeof(*kept));
 	if (!kept)
 		return NULL;
 	kept->fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
 	if (kept->fd >= 0 && !connect(kept->fd, (struct sockaddr *)&name, sizeof(name)))
 		return kept;
-	if (kept->fd >= 0) {
-		close(kept->fd);
-		errno = ECONNREFUSED;
-	}
-	free(kept);
+	kept_free(kept);	/* of -1, too */
 	return NULL;
 }
 
@@ -266,8 +270,10 @@ static struct kept *log_open(const struct endpoint *service)
 
 	for (;;) {
 		local = local_open();
-		if (!local)
+		if (!local) {
+			errno = errno == ENOENT ? ECONNREFUSED : errno == EACCES ? EPERM : errno;
 			return NULL;
+		}
 		if (!local_send(local, LOCAL_LOG, 0, 0, service, false) && !local_answer(local, &answer, &fd))
 			break;
 		used = local->used && errno != ETIMEDOUT;
@@ -293,19 +299,21 @@ static struct kept *log_open(const struct endpoint *service)
 static int log_hear(struct takeover_reply *reply)
 {
 	struct log_message m;
-	ssize_t n = recv(reply->log->fd, &m, sizeof(m), MSG_PEEK | MSG_DONTWAIT);
+	ssize_t n;
 
-	if (n < 0 && (errno == EAGAIN || errno == EINTR))
-		return 0;
-	if (n <= 0) {
-		errno = EPIPE;
-		return -1;
-	}
-	if (n < (ssize_t)sizeof(m))
-		return 0;
-	recv(reply->log->fd, &m, sizeof(m), MSG_DONTWAIT);
-	if (be64toh(m.id) != reply->id || be64toh(m.number) != reply->number)
-		return log_hear(reply);		/* of an earlier one, whose backup has been told */
+	do {
+		n = recv(reply->log->fd, &m, sizeof(m), MSG_PEEK | MSG_DONTWAIT);
+		if (n < 0 && (errno == EAGAIN || errno == EINTR))
+			return 0;
+		if (n <= 0) {
+			errno = EPIPE;
+			return -1;
+		}
+		if (n < (ssize_t)sizeof(m))
+			return 0;
+		recv(reply->log->fd, &m, sizeof(m), MSG_DONTWAIT);
+		/* One of an earlier reply: its backup has been told */
+	} while (be64toh(m.id) != reply->id || be64toh(m.number) != reply->number);
 	if (ntohl(m.type) == LOG_STORED)
 		return 1;
 	errno = ENOSPC;
@@ -438,8 +446,11 @@ API int takeover_reply_write(struct takeover_reply *reply, const void *data, siz
 	return 0;
 }
 
+/* Not sendfile(2), which ends the caller with SIGPIPE when the log is gone */
 API int takeover_reply_sendfile(struct takeover_reply *reply, int in, off_t offset, size_t size)
 {
+	char buffer[COPY_SIZE];
+
 	if (reply_ended(reply))
 		return -1;
 	if (log_hear(reply) < 0)
@@ -451,17 +462,16 @@ API int takeover_reply_sendfile(struct takeover_reply *reply, int in, off_t offs
 			return reply_fail(reply);
 		size -= part;
 		while (part) {
-			ssize_t n = sendfile(reply->log->fd, in, &offset, part);
+			ssize_t n = pread(in, buffer, part < sizeof(buffer) ? part : sizeof(buffer), offset);
 
 			if (n > 0) {
-				part -= n;
-			} else if (!n) {
-				errno = EIO;
-				return reply_fail(reply);
-			} else if (errno == EAGAIN) {
-				if (log_poll(reply, POLLOUT) || log_hear(reply) < 0)
+				if (log_send(reply, buffer, n, false))
 					return reply_fail(reply);
-			} else if (errno != EINTR) {
+				offset += n;
+				part -= n;
+			} else if (!n || errno != EINTR) {
+				if (!n)
+					errno = EIO;
 				return reply_fail(reply);
 			}
 		}
@@ -522,18 +532,25 @@ API void takeover_reply_abort(struct takeover_reply *reply)
 /* Without a takeoverd to ask: what it had taken stays. Nobody adds to it meanwhile. */
 static enum takeover_verdict stored_reply(const struct endpoint *service, uint64_t id, uint64_t number, struct takeover_result *result)
 {
-	const char *set = secure_getenv("TAKEOVER_STORE");
+	struct sockaddr_un beside;
 	char name[256], address[INET6_ADDRSTRLEN];
+	enum takeover_verdict verdict;
 	struct stat st;
-	int n;
+	int dir;
 
+	local_name(&beside);
+	snprintf(name, sizeof(name), "%s", beside.sun_path);
+	dir = open(strcat(dirname(name), "/" STORE_LINK), O_PATH | O_DIRECTORY | O_CLOEXEC);
+	/* It is made before anything is taken: who has never had it has no reply */
+	if (dir < 0)
+		return errno == ENOENT && lstat(name, &st) ? TAKEOVER_EXECUTE : TAKEOVER_REFUSED;
 	inet_ntop(service->family, service->address, address, sizeof(address));
-	n = snprintf(name, sizeof(name), "%s/" STORE_NAME, set && *set ? set : TAKEOVER_STORE, address, ntohs(service->port), id, number);
-	if (n >= (int)sizeof(name))
-		return TAKEOVER_REFUSED;
-	result->fd = open(name, O_RDONLY | O_CLOEXEC | O_NOFOLLOW);
+	snprintf(name, sizeof(name), STORE_NAME, address, ntohs(service->port), id, number);
+	result->fd = openat(dir, name, O_RDONLY | O_CLOEXEC | O_NOFOLLOW);
+	verdict = result->fd < 0 && errno == ENOENT ? TAKEOVER_EXECUTE : TAKEOVER_REFUSED;
+	close(dir);
 	if (result->fd < 0)
-		return errno == ENOENT ? TAKEOVER_EXECUTE : TAKEOVER_REFUSED;
+		return verdict;
 	if (fstat(result->fd, &st)) {
 		close(result->fd);
 		result->fd = -1;
@@ -572,6 +589,8 @@ API enum takeover_verdict takeover_reply_wait(int fd, uint64_t id, uint64_t numb
 				absent = 0;
 			else if (!absent)
 				absent = now_ms();
+			else if (errno == EAGAIN || errno == EMFILE || errno == ENFILE || errno == ENOMEM)
+				absent = now_ms();	/* it may well be there */
 			else if (alone && now_ms() - absent >= ABSENT_MS) {
 				verdict = stored_reply(&service, id, number, result);
 				break;

@@ -16,6 +16,9 @@ struct endpoint {
 	uint8_t address[16];
 };
 
+/* Beside the socket: where replies are, for servers that find no takeoverd to ask */
+#define STORE_LINK		"replies"
+
 /* A reply that is logged, and not given yet, is a file of this name: address, port, id, number */
 #define STORE_NAME		"%s-%u.%016" PRIx64 ".%" PRIu64
 

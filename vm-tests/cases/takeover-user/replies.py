@@ -2,7 +2,9 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
 """The reply log: each verdict, whoever is gone, and a log that has no room."""
 
+import signal
 import time
+from pathlib import Path
 
 from takeover import ALONE, BACKUP, OFF, PRIMARY, Host, end, equal, main, pair, run, wait
 
@@ -183,6 +185,8 @@ def full_disk() -> None:
         host.config.write_text(host.config.read_text().replace(f"store_dir = {host.store}", f"store_dir = /run/full/{host.name}"))
         host.start()
     wait("both are protected", lambda: a.state() == b.state() == "protected")
+    assert "0 MiB are used" in b.text() and b.ctl("status", "--json").count('"limit": 524288') == 1, b.text()
+    Path("/run/full/other").write_bytes(bytes(900_000))
     primary, backup = a.client(PRIMARY), b.client(BACKUP)
     primary.reply(1, 1, "kept")
     backup.begin_do("wait", 1, 2)
@@ -193,8 +197,40 @@ def full_disk() -> None:
     equal(backup.done()[0], "REFUSED")
     equal(backup.do("wait", 1, 1)[::3], ["REPLY", "kept"])
     assert "No space left on device" in b.text(), b.text()
-    end(a, b)
+    # Where it is, a server finds without takeoverd, too; and it does not execute what it cannot look up
+    primary.reply(1, 3, "kept")
+    late = b.client(ALONE)
+    b.kill()
+    equal(late.do("wait", 1, 3)[::3], ["REPLY", "kept"])
+    (b.place / "replies").unlink()
+    (b.place / "replies").symlink_to("/run/elsewhere")
+    equal(late.do("wait", 1, 4)[0], "REFUSED")
+    end(a)
     run("umount", "/run/full")
+
+
+def last_words() -> None:
+    """What the primary had said is read before a request is executed"""
+    a, b = pair(service="patience = 10s")
+    primary, backup = a.client(PRIMARY), b.client(BACKUP)
+    assert b.process
+    descriptors = len(list(Path(f"/proc/{b.process.pid}/fd").iterdir()))
+    for number in range(1, 101):
+        primary.reply(1, number, str(number))
+    # Those that nobody has asked for take none
+    assert len(list(Path(f"/proc/{b.process.pid}/fd").iterdir())) < descriptors + 5
+    equal([backup.do("wait", 1, number)[3] for number in range(1, 101)], [str(number) for number in range(1, 101)])
+    for number in range(101, 106):
+        backup.be(BACKUP, 1)
+        backup.begin_do("wait", 1, number)
+        time.sleep(0.2)
+        b.process.send_signal(signal.SIGSTOP)
+        primary.reply(1, number, "last", acknowledged=False)
+        backup.be(ALONE, 1)
+        time.sleep(0.3)
+        b.process.send_signal(signal.SIGCONT)
+        equal(backup.done()[::3], ["REPLY", "last"])
+    end(a, b)
 
 
 def restarted() -> None:
@@ -214,6 +250,15 @@ def restarted() -> None:
     equal(late.do("wait", 1, 1)[::3], ["REPLY", "before"])
     a.client(PRIMARY, 2).reply(2, 1, "after")
     equal(backup.done()[::3], ["REPLY", "after"])
+    # It goes in the middle of a file, which must not end the writer
+    assert b.process
+    equal(broken.do("begin", 5, 2)[0], "OK")
+    b.process.send_signal(signal.SIGSTOP)
+    broken.begin_do("sendfile", 30_000_000, 30_000_000)
+    time.sleep(0.5)
+    b.kill()
+    equal(broken.done()[0], "EPIPE")
+    b.start()
     # The same process has a connection that is broken, and finds it out in time
     primary.reply(1, 2, "again")
     equal(late.do("wait", 1, 2)[::3], ["REPLY", "again"])
@@ -287,4 +332,4 @@ def storm() -> None:
     end(a, b)
 
 
-main(given, stock, promoted, vanished, long_one, no_room, full_disk, restarted, restarted_primary, hung_up, storm)
+main(given, stock, promoted, vanished, long_one, no_room, full_disk, last_words, restarted, restarted_primary, hung_up, storm)

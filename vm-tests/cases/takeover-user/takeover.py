@@ -47,8 +47,7 @@ class Client:
         self.place = host.place / f"client-{host.clients}"
         self.place.mkdir()
         self.be(role, id)
-        env = os.environ | {"LD_PRELOAD": str(KERNEL), "TAKEOVER_KERNEL": str(self.place), "TAKEOVER_SOCKET": str(host.socket),
-                            "TAKEOVER_STORE": str(host.store)}
+        env = os.environ | {"LD_PRELOAD": str(KERNEL), "TAKEOVER_KERNEL": str(self.place), "TAKEOVER_SOCKET": str(host.socket)}
         self.process = subprocess.Popen(host.inside(CLIENT, address, PORT), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=env)
         atexit.register(self.process.kill)
 
