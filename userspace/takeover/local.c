@@ -198,7 +198,7 @@ static void check_found(void *arg, const char *text)
 
 static void command_status(struct client *client)
 {
-	json_t *all = json_pack("{s:s, s:{s:I, s:I, s:I}, s:o}", "host", config.name, "store", "limit", (json_int_t)config.store_limit, "used",
+	json_t *all = json_pack("{s:s, s:{s:b, s:I}, s:{s:I, s:I, s:I}, s:o}", "host", config.name, "rules", "wrong", rules.wrong, "lost", (json_int_t)rules.lost, "store", "limit", (json_int_t)config.store_limit, "used",
 				(json_int_t)store_used(), "replies", (json_int_t)store_entries(), "services", services_status());
 	char *text = json_dumps(all, JSON_INDENT(2));
 
@@ -263,7 +263,7 @@ static void command(struct client *client, char *text)
 		if (!named(svc, name))
 			continue;
 		if (!strcmp(verb, "abandon"))
-			service_abandon(svc);
+			wrong = service_abandon(svc) ? wrong : "the kernel does not abandon it: the journal says why\n";
 		else if (!strcmp(verb, "protect"))
 			wrong = command_protect(svc, peer ? peer : "", log ? log : "");
 		else
@@ -448,6 +448,10 @@ static char *metrics_text(size_t *size)
 	fprintf(f, "takeover_store_bytes %" PRIu64 "\n", store_used());
 	family(f, "store_limit_bytes", "gauge", "What it may hold");
 	fprintf(f, "takeover_store_limit_bytes %" PRIu64 "\n", config.store_limit);
+	family(f, "rules_wrong", "gauge", "The packet filter's rules are not there, or not all");
+	fprintf(f, "takeover_rules_wrong %d\n", rules.wrong);
+	family(f, "rules_lost_total", "counter", "How often they were found so, and set again");
+	fprintf(f, "takeover_rules_lost_total %" PRIu64 "\n", rules.lost);
 	family(f, "state", "gauge", "1 for what the service is here");
 	json_array_foreach(services_now, i, one)
 		for (n = 0; n < 4; n++) {

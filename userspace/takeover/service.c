@@ -19,7 +19,12 @@
 #include <fcntl.h>
 #include <inttypes.h>
 #include <limits.h>
+#include <linux/netfilter/nf_tables.h>
+#include <linux/netfilter/nfnetlink.h>
+#include <linux/netlink.h>
 #include <netinet/in.h>
+#include <pthread.h>
+#include <semaphore.h>
 #include <signal.h>
 #include <spawn.h>
 #include <stdarg.h>
@@ -40,6 +45,8 @@
 
 #define PROTECT_NS	(10 * SECOND_NS)	/* the peer runs programs before it answers */
 #define CLAIM_AGAIN_NS	200000000ull
+#define WALK_NS		100000000ull	/* the kernel has done by then what does not sleep */
+#define RULES_AGAIN_NS	(5 * SECOND_NS)
 #define ANNOUNCEMENTS	4	/* one may get lost, or come before a switch has learnt where we are */
 
 extern char **environ;
@@ -81,26 +88,81 @@ struct service *service_by_name(const char *name)
 
 /* The kernel. */
 
-static int kernel_op(const struct service *svc, uint32_t op, uint32_t role)
+/* Kept: when it matters, there may be no other left */
+static int kernel = -1;
+
+static void kernel_open(void)
+{
+	if (kernel < 0)
+		kernel = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+}
+
+/* What visits connections may sleep until a process lets go of its own. This one must not: a thread does it. */
+struct kernel_job {
+	struct tcp_replica arg;
+	struct service *svc;
+	atomic_int users;	/* the last one frees it */
+	sem_t ended;
+	int err;
+};
+
+static void job_put(struct kernel_job *job)
+{
+	if (atomic_fetch_sub(&job->users, 1) > 1)
+		return;
+	sem_destroy(&job->ended);
+	explicit_bzero(job, sizeof(*job));
+	free(job);
+}
+
+static void *job_do(void *arg)
+{
+	struct kernel_job *job = arg;
+
+	job->err = setsockopt(kernel, IPPROTO_TCP, TCP_REPLICA, &job->arg, sizeof(job->arg)) ? errno : 0;
+	if (job->arg.op == TCP_REPLICA_JOIN)
+		job->svc->joining = false;
+	sem_post(&job->ended);
+	job_put(job);
+	return NULL;
+}
+
+static int kernel_op(struct service *svc, uint32_t op, uint32_t role)
 {
 	const struct endpoint *at = &svc->c->at;
-	struct tcp_replica arg = {
+	struct kernel_job *job = must_alloc(sizeof(*job));
+	struct timespec until;
+	pthread_t thread;
+	int err = 0;
+
+	job->svc = svc;
+	job->arg = (struct tcp_replica){
 		.op = op, .role = role, .patience_ms = svc->c->patience / 1000000, .family = at->family, .port = at->port,
 	};
-	int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0), err;
-
-	memcpy(arg.address, at->address, sizeof(arg.address));
-	memcpy(arg.key, svc->c->key, sizeof(arg.key));
+	memcpy(job->arg.address, at->address, sizeof(job->arg.address));
+	memcpy(job->arg.key, svc->c->key, sizeof(job->arg.key));
 	if (at->family == AF_INET) {
-		memcpy(arg.peer, &((const struct sockaddr_in *)&svc->peer)->sin_addr, 4);
+		memcpy(job->arg.peer, &((const struct sockaddr_in *)&svc->peer)->sin_addr, 4);
 	} else {
-		memcpy(arg.peer, &((const struct sockaddr_in6 *)&svc->peer)->sin6_addr, 16);
-		arg.ifindex = ((const struct sockaddr_in6 *)&svc->peer)->sin6_scope_id;
+		memcpy(job->arg.peer, &((const struct sockaddr_in6 *)&svc->peer)->sin6_addr, 16);
+		job->arg.ifindex = ((const struct sockaddr_in6 *)&svc->peer)->sin6_scope_id;
 	}
-	err = fd < 0 || setsockopt(fd, IPPROTO_TCP, TCP_REPLICA, &arg, sizeof(arg)) ? errno : 0;
-	if (fd >= 0)
-		close(fd);
-	explicit_bzero(&arg, sizeof(arg));
+	sem_init(&job->ended, 0, 0);
+	job->users = 2;
+	if (op == TCP_REPLICA_SET || pthread_create(&thread, NULL, job_do, job))
+		job_do(job);
+	else
+		pthread_detach(thread);
+	/* By then it has done all those that nobody uses just now; and the role itself */
+	clock_gettime(CLOCK_MONOTONIC, &until);
+	until.tv_nsec += WALK_NS;
+	until.tv_sec += until.tv_nsec / SECOND_NS;
+	until.tv_nsec %= SECOND_NS;
+	if (op != TCP_REPLICA_JOIN && !sem_clockwait(&job->ended, CLOCK_MONOTONIC, &until))
+		err = job->err;
+	else if (op != TCP_REPLICA_JOIN)
+		say(LOG_WARNING, "%s: a process keeps the kernel from one of its connections: the others have gone on", svc->c->name);
+	job_put(job);
 	return err;
 }
 
@@ -108,12 +170,9 @@ static bool kernel_there(void)
 {
 	struct tcp_replica arg;
 	socklen_t len = sizeof(arg);
-	int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-	bool there = fd >= 0 && !getsockopt(fd, IPPROTO_TCP, TCP_REPLICA, &arg, &len);
 
-	if (fd >= 0)
-		close(fd);
-	return there;
+	kernel_open();
+	return !getsockopt(kernel, IPPROTO_TCP, TCP_REPLICA, &arg, &len);
 }
 
 /* What it counts of a service, as a line of key=value; NULL: nothing */
@@ -181,7 +240,8 @@ static int finish(pid_t pid, const char *name)
 	ticked_at = now_ns();	/* it was us who took the time */
 	if (WIFEXITED(status) && !WEXITSTATUS(status))
 		return 0;
-	say(LOG_ERR, "%s has failed", name);
+	say(LOG_ERR, "%s has failed, with %s %d: what it has said itself is beside this", name, WIFEXITED(status) ? "status" : "signal",
+	    WIFEXITED(status) ? WEXITSTATUS(status) : WTERMSIG(status));
 	return -1;
 }
 
@@ -197,13 +257,15 @@ static bool first_of_address(const struct service *svc)
 	return true;
 }
 
-static void nft_family(FILE *f, uint16_t family)
+/* How many rules there are then */
+static int nft_family(FILE *f, uint16_t family)
 {
 	const char *ip = family == AF_INET ? "ip" : "ip6";
 	const char *errors = family == AF_INET ? "icmp type { destination-unreachable, time-exceeded, parameter-problem }" :
 			     "icmpv6 type { destination-unreachable, packet-too-big, time-exceeded, parameter-problem }";
 	const struct service *svc;
 	char device[IF_NAMESIZE + 16], name[IF_NAMESIZE], peer[INET6_ADDRSTRLEN];
+	int count = 0;
 
 	/* Added, so that it can be deleted: all of it in one step */
 	fprintf(f, "table %s takeover\ndelete table %s takeover\n", ip, ip);
@@ -221,22 +283,32 @@ static void nft_family(FILE *f, uint16_t family)
 		if (family == AF_INET6 && v6->sin6_scope_id && if_indextoname(v6->sin6_scope_id, name))
 			snprintf(device, sizeof(device), " device \"%s\"", name);
 		fprintf(f, "\t\t%s daddr %s tcp dport %u notrack\n", ip, address, port);
+		count++;
 		if (!svc->backup)
 			continue;
-		/* Segments without flags are what the hosts tell each other */
-		fprintf(f, "\t\t%s daddr %s tcp dport %u tcp flags & (fin|syn|rst|ack) != 0 dup to %s%s\n", ip, address, port, peer, device);
-		if (first_of_address(svc))
+		/* What the hosts tell each other carries an option of its own */
+		fprintf(f, "\t\t%s daddr %s tcp dport %u tcp option @254,16,16 0x5252 return\n", ip, address, port);
+		fprintf(f, "\t\t%s daddr %s tcp dport %u dup to %s%s\n", ip, address, port, peer, device);
+		count += 2;
+		if (first_of_address(svc)) {
 			fprintf(f, "\t\t%s daddr %s %s dup to %s%s\n", ip, address, errors, peer, device);
+			count++;
+		}
 	}
 	fprintf(f, "\t}\n\tchain leave {\n\t\ttype filter hook output priority raw;\n");
 	LL_FOREACH(services, svc)
-		if (svc->state == PROTECTED && svc->c->at.family == family)
+		if (svc->state == PROTECTED && svc->c->at.family == family) {
 			fprintf(f, "\t\t%s saddr %s tcp sport %u notrack\n", ip, endpoint_text(&svc->c->at), ntohs(svc->c->at.port));
+			count++;
+		}
 	fprintf(f, "\t}\n}\n");
+	return count;
 }
 
 /* One that is not waited for: a host that goes on alone has more urgent things to do than to stop copying */
 static pid_t nft_running;
+static bool nft_stale;
+static int rules_wanted[2];
 static struct watch nft_watch = { -1, NULL };
 
 static void nft_ended(struct watch *watch, uint32_t events)
@@ -258,9 +330,10 @@ static int nft_apply(bool patient)
 
 	if (!f)
 		return -1;
-	nft_family(f, AF_INET);
-	nft_family(f, AF_INET6);
+	rules_wanted[0] = nft_family(f, AF_INET);
+	rules_wanted[1] = nft_family(f, AF_INET6);
 	fclose(f);
+	nft_stale = false;
 	if (nft_running)
 		nft_ended(&nft_watch, 0);
 	pid = start(text, argv);
@@ -273,6 +346,73 @@ static int nft_apply(bool patient)
 		}
 	}
 	return finish(pid, "nft");
+}
+
+/* How many rules our table has in the kernel; -1: that cannot be told now */
+static int rules_there(uint8_t family)
+{
+	struct {
+		struct nlmsghdr head;
+		struct nfgenmsg of;
+		struct nlattr attribute;
+		char table[12];
+	} ask = {
+		.head = { sizeof(ask), NFNL_SUBSYS_NFTABLES << 8 | NFT_MSG_GETRULE, NLM_F_REQUEST | NLM_F_DUMP, 0, 0 },
+		.of = { family, NFNETLINK_V0, 0 }, .attribute = { NLA_HDRLEN + sizeof("takeover"), NFTA_RULE_TABLE }, .table = "takeover",
+	};
+	static _Alignas(struct nlmsghdr) char buffer[32768];
+	int fd = socket(AF_NETLINK, SOCK_RAW | SOCK_CLOEXEC, NETLINK_NETFILTER), count = 0;
+	bool more = fd >= 0 && send(fd, &ask, sizeof(ask), 0) == sizeof(ask);
+	const struct nlmsghdr *h;
+	ssize_t n;
+
+	if (!more)
+		count = -1;
+	while (more) {
+		n = recv(fd, buffer, sizeof(buffer), 0);
+		if (n <= 0)
+			count = -1;
+		for (h = (void *)buffer, more = n > 0; NLMSG_OK(h, n); h = NLMSG_NEXT(h, n)) {
+			if (h->nlmsg_type == NLMSG_ERROR || h->nlmsg_flags & NLM_F_DUMP_INTR)
+				count = -1;
+			else if (h->nlmsg_type != NLMSG_DONE && count >= 0)
+				count++;
+			more &= h->nlmsg_type != NLMSG_DONE && h->nlmsg_type != NLMSG_ERROR;
+		}
+	}
+	if (fd >= 0)
+		close(fd);
+	return count;
+}
+
+struct rules rules;
+
+/* Whoever loads a firewall anew may flush ours along with his own, and the primary would get no packets any more */
+static void rules_check(uint64_t now)
+{
+	static const uint8_t families[2] = { AF_INET, AF_INET6 };
+	static uint64_t checked, tried;
+	bool wrong = false;
+
+	if (now - checked < SECOND_NS || nft_running || nft_stale)
+		return;
+	checked = now;
+	for (unsigned int i = 0; i < 2; i++) {
+		const int there = rules_there(families[i]);
+
+		wrong |= there >= 0 && there != rules_wanted[i];
+	}
+	if (wrong && !rules.wrong) {
+		rules.lost++;
+		say(LOG_ERR, "the packet filter's rules of the tables \"takeover\" are not there: somebody has flushed or changed them: they are set again");
+	} else if (!wrong && rules.wrong) {
+		say(LOG_NOTICE, "the packet filter's rules are there again");
+	}
+	if (wrong && (!rules.wrong || now - tried >= RULES_AGAIN_NS)) {
+		tried = now;
+		nft_apply(false);
+	}
+	rules.wrong = wrong;
 }
 
 static void sysctl_set(const char *path, const char *value)
@@ -391,50 +531,75 @@ static void change(struct service *svc, enum state state, const char *cause, uin
 	svc->protect = svc->split = false;
 	svc->asked_at = 0;
 	state_save(svc);
-	nft_apply(state == PROTECTED);
-	address_place(svc);
+	if (state == PROTECTED)
+		address_place(svc);	/* its peer relies on it */
+	else
+		nft_stale = svc->misplaced = true;
 	event(svc, state == PROTECTED ? LOG_NOTICE : LOG_WARNING, state == PROTECTED && svc->backup ? "backup" : state == PROTECTED ? "primary" : state_name(svc),
 	      cause, since ? now_ns() - since : 0);
 }
 
-/* The kernel first: clients wait for it, and nothing else here matters to them */
-static void go_alone(struct service *svc, uint64_t epoch, const char *cause, uint64_t since)
+/* A kernel that does not know it has nothing to do for it */
+static bool kernel_does(struct service *svc, uint32_t op, const char *what)
 {
-	const int err = kernel_op(svc, TCP_REPLICA_PROMOTE, 0);
+	const int err = kernel_op(svc, op, 0);
 
-	if (err && err != ENOENT)
-		say(LOG_ERR, "%s: the kernel does not promote it: %s", svc->c->name, strerror(err));
+	if (!err || err == ENOENT || err == ENOPROTOOPT)
+		return true;
+	say(LOG_ERR, "%s: the kernel does not %s it: %s", svc->c->name, what, strerror(err));
+	return false;
+}
+
+/* The kernel first: clients wait for it, and nothing else here matters to them */
+static bool go_alone(struct service *svc, uint64_t epoch, const char *cause, uint64_t since)
+{
+	if (!kernel_does(svc, TCP_REPLICA_PROMOTE, "promote"))
+		return false;
 	svc->epoch = epoch;
 	waits_look(svc);
 	change(svc, ALONE, cause, since);
 	logs_close(svc);
+	return true;
 }
 
-static void give_way(struct service *svc, uint64_t epoch, const char *cause)
+static bool give_way(struct service *svc, uint64_t epoch, const char *cause)
 {
-	const int err = kernel_op(svc, TCP_REPLICA_ABANDON, 0);
-
-	if (err && err != ENOENT)
-		say(LOG_ERR, "%s: the kernel does not abandon it: %s", svc->c->name, strerror(err));
+	if (!kernel_does(svc, TCP_REPLICA_ABANDON, "abandon"))
+		return false;
 	if (epoch > svc->epoch)
 		svc->epoch = epoch;
 	change(svc, ABANDONED, cause, 0);
 	logs_close(svc);
+	return true;
+}
+
+static const char *kernel_error(int err)
+{
+	return err == ENOPROTOOPT ? "it is none with TCP_REPLICA" :
+	       err == EBUSY ? "connections of another peer or key are still there: `takeoverctl promote` or `abandon` it first" : strerror(err);
 }
 
 static bool become(struct service *svc, bool backup, uint64_t epoch, const char *cause)
 {
+	const enum state state = svc->state;
 	const bool was = svc->backup;
-	int err;
+	int err = kernel_op(svc, TCP_REPLICA_SET, backup ? TCP_REPLICA_MUTED : TCP_REPLICA_PRIMARY);
 
-	err = kernel_op(svc, TCP_REPLICA_SET, backup ? TCP_REPLICA_MUTED : TCP_REPLICA_PRIMARY);
 	if (err) {
-		say(LOG_ERR, "%s: the kernel does not make it %s: %s%s", svc->c->name, backup ? "muted" : "the primary", strerror(err),
-		    err == ENOPROTOOPT ? ": it is none with TCP_REPLICA" : err == EBUSY ? ": connections of the other role are still there" : "");
-		svc->backup = was;
+		say(LOG_ERR, "%s: the kernel does not make it %s: %s", svc->c->name, backup ? "muted" : "the primary", kernel_error(err));
 		return false;
 	}
 	svc->backup = backup;
+	svc->state = PROTECTED;
+	if (nft_apply(true)) {
+		say(LOG_ERR, "%s: it cannot be protected: the packet filter's rules cannot be set", svc->c->name);
+		kernel_op(svc, TCP_REPLICA_PROMOTE, 0);
+		svc->backup = was;
+		svc->state = state == PROTECTED ? WAITING : state;
+		nft_stale = true;
+		state_save(svc);
+		return false;
+	}
 	svc->epoch = epoch;
 	change(svc, PROTECTED, cause, 0);
 	return true;
@@ -458,7 +623,11 @@ static void claim_won(struct service *svc, const char *cause)
 {
 	char text[NAME_SIZE + 64];
 
-	go_alone(svc, svc->epoch + 1, cause, svc->claim->begun);
+	if (!go_alone(svc, svc->epoch + 1, cause, svc->claim->begun)) {
+		snprintf(text, sizeof(text), "%s: the kernel does not promote it: the journal says why\n", svc->c->name);
+		claim_end(svc, 1, text);
+		return;
+	}
 	snprintf(text, sizeof(text), "%s: this host goes on: %s\n", svc->c->name, cause);
 	claim_end(svc, 0, text);
 }
@@ -467,8 +636,10 @@ static void claim_lost(struct service *svc, uint64_t epoch)
 {
 	char text[NAME_SIZE + 64];
 
-	give_way(svc, epoch, "yielded: the peer goes on");
-	snprintf(text, sizeof(text), "%s: the peer goes on with it\n", svc->c->name);
+	/* One that waits has nothing to give up */
+	if (svc->state == PROTECTED)
+		give_way(svc, epoch, "yielded: the peer goes on");
+	snprintf(text, sizeof(text), "%s: the peer goes on with it: this host is to give up the address\n", svc->c->name);
 	claim_end(svc, 3, text);
 }
 
@@ -556,11 +727,11 @@ static void claim_tick(struct service *svc, uint64_t now)
 		claim_dial(svc);
 }
 
-void service_abandon(struct service *svc)
+bool service_abandon(struct service *svc)
 {
 	if (svc->claim)
 		claim_end(svc, 1, "it has been abandoned meanwhile\n");
-	give_way(svc, svc->epoch, "asked to");
+	return give_way(svc, svc->epoch, "asked to");
 }
 
 /* What the hosts tell each other. */
@@ -655,7 +826,7 @@ static void claimed(struct service *svc, struct peer_message *m)
 		claim_lost(svc, m->epoch + 1);
 	else if (svc->state == PROTECTED)
 		give_way(svc, m->epoch + 1, "yielded: the peer claims it");
-	*m = message(svc, VERB_YES);
+	*m = message(svc, svc->state == PROTECTED ? VERB_NO : VERB_YES);	/* the kernel has refused */
 }
 
 static struct service *asking;	/* the service that we have asked to protect, until it is answered */
@@ -705,7 +876,8 @@ static void protect_answered(void *arg, int error, int fd, const struct peer_mes
 	}
 	peer_heard(svc, answer);
 	if (answer->verb == VERB_YES && !svc->claim && (wants_protection(svc) || (svc->backup && svc->state == PROTECTED)))
-		become(svc, true, answer->epoch, "agreed with the peer");
+		if (!become(svc, true, answer->epoch, "agreed with the peer"))
+			svc->protect_after = now_ns() + PROTECT_NS;	/* the peer has done its part, each time */
 }
 
 static void asked_answered(void *arg, int error, int fd, const struct peer_message *answer)
@@ -744,7 +916,7 @@ int service_set_peer(struct service *svc, const union address *peer, const union
 /* Every second, and not all at the same moment */
 static void service_ask(struct service *svc, uint64_t now)
 {
-	const bool protect = wants_protection(svc) && !asking;
+	const bool protect = wants_protection(svc) && !asking && now >= svc->protect_after;
 	const struct peer_message question = message(svc, protect ? VERB_PROTECT : VERB_ASK);
 
 	if (svc->announcements) {
@@ -766,10 +938,27 @@ void services_tick(uint64_t now)
 		if (!svc->asked_at || (now > svc->asked_at && now - svc->asked_at >= SECOND_NS)) {
 			service_ask(svc, now);
 			/* Those that one host alone has, and that are idle now */
-			if (svc->state == PROTECTED)
+			if (svc->state == PROTECTED && !svc->joining) {
+				svc->joining = true;
 				kernel_op(svc, TCP_REPLICA_JOIN, 0);
+			}
 		}
 	}
+	rules_check(now);
+}
+
+/* What nobody waits for, after all that somebody does */
+void services_settle(void)
+{
+	struct service *svc;
+
+	if (nft_stale && !nft_running)
+		nft_apply(false);
+	LL_FOREACH(services, svc)
+		if (svc->misplaced) {
+			svc->misplaced = false;
+			address_place(svc);
+		}
 }
 
 int services_start(void)
@@ -791,8 +980,9 @@ int services_start(void)
 		if (svc->state == PROTECTED) {
 			err = kernel_op(svc, TCP_REPLICA_SET, svc->backup ? TCP_REPLICA_MUTED : TCP_REPLICA_PRIMARY);
 			if (err) {
-				say(LOG_ERR, "%s: the kernel does not take it: %s", svc->c->name, strerror(err));
-				svc->state = WAITING;
+				say(LOG_ERR, "%s: the kernel keeps what it has: %s", svc->c->name, kernel_error(err));
+				if (err != EBUSY)
+					svc->state = WAITING;
 			}
 		}
 	if (nft_apply(true))
@@ -895,6 +1085,8 @@ unsigned int host_check(void (*found)(void *arg, const char *text), void *arg)
 			FOUND("[service %s]: rp_filter of %s is strict: what the peer sends in the clients' name may be dropped: set net.ipv4.conf.all.rp_filter and "
 			      "net.ipv4.conf.%s.rp_filter to 2 or 0", c->name, c->interface, c->interface);
 	}
+	if (rules.wrong)
+		FOUND("the packet filter's rules of takeoverd are not there: `nft -f` fails, or somebody else flushes them: the journal says which");
 	LL_FOREACH(services, svc)
 		if (svc->differs)
 			FOUND("[service %s]: TCP's settings are not those of the peer: the journal says which", svc->c->name);

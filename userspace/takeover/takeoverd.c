@@ -177,6 +177,7 @@ static void run(void)
 		}
 		ready_count = 0;
 		tick();
+		services_settle();
 	}
 }
 

@@ -5,6 +5,7 @@
 
 #include <jansson.h>
 #include <limits.h>
+#include <stdatomic.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -67,6 +68,9 @@ struct service {
 	bool split;			/* both hosts are alone */
 	bool differs;			/* settings do */
 	bool stranger;			/* it has another key */
+	bool misplaced;			/* its address is, or may be */
+	atomic_bool joining;		/* a thread is at it */
+	uint64_t protect_after;		/* it has failed here just now */
 	unsigned int announcements;	/* of the address that are to come */
 	uint64_t unreachable_until;	/* its log: so that not everybody waits for it */
 	struct claim *claim;
@@ -84,13 +88,19 @@ struct service *service_by_name(const char *name);
 /* service.c: what becomes of a service */
 int services_start(void);
 void services_tick(uint64_t now);
+void services_settle(void);
+/* Of the packet filter, here */
+extern struct rules {
+	bool wrong;			/* they are not what they should be */
+	uint64_t lost;			/* how often they have been found so */
+} rules;
 void services_stop(void);
 extern uint64_t woken_at;		/* when this host last found that it had stood still */
 
 /* @done is called once, with what takeoverctl prints and its exit status; maybe before this returns */
 typedef void (*done_fn)(void *arg, int status, const char *text);
 void service_promote(struct service *svc, done_fn done, void *arg);
-void service_abandon(struct service *svc);
+bool service_abandon(struct service *svc);
 void service_protect(struct service *svc);
 int service_set_peer(struct service *svc, const union address *peer, const union address *log);
 json_t *services_status(void);

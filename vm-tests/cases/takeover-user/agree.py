@@ -2,6 +2,8 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
 """Who goes on: promotion with the peer there, gone, hung or out of reach; and protection again."""
 
+import os
+import re
 import signal
 import subprocess
 import threading
@@ -32,7 +34,9 @@ def at_first() -> None:
     equal((a.ops(), b.ops()), (["set 1"], ["set 2"]))
     equal((a.status()["epoch"], b.status()["epoch"]), (1, 1))
     rules = b.sh("nft list table ip takeover")
-    for rule in ("ip daddr 192.0.2.10 tcp dport 80 notrack", "tcp flags fin,syn,rst,ack dup to 10.0.1.1", "ip saddr 192.0.2.10 tcp sport 80 notrack",
+    # What the hosts say to each other is not copied back
+    assert re.search(r"tcp dport 80 tcp option (@254,16,16|254) .*return\n.*tcp dport 80 dup to", rules), rules
+    for rule in ("ip daddr 192.0.2.10 tcp dport 80 notrack", "tcp dport 80 dup to 10.0.1.1", "ip saddr 192.0.2.10 tcp sport 80 notrack",
                  "icmp type { destination-unreachable, time-exceeded, parameter-problem } dup to 10.0.1.1"):
         assert rule in rules, rules
     rules = a.sh("nft list table ip takeover")
@@ -211,7 +215,7 @@ def refused() -> None:
         host.start()
     time.sleep(1.5)
     equal((a.state(), b.state()), ("waiting", "waiting"))
-    assert "connections of the other role are still there" in a.text(), a.text()
+    assert "connections of another peer or key are still there" in a.text(), a.text()
     (a.place / "fail").unlink()
     wait("both are protected", lambda: a.state() == b.state() == "protected")
     a.sh("sysctl -qw net.ipv4.tcp_sack=0")
@@ -230,6 +234,70 @@ def refused() -> None:
     wait("both are protected", lambda: a.state() == b.state() == "protected")
     equal(b.status()["peer"] | {"alive": 1, "state": ""}, {"address": "10.0.0.1", "log": "10.0.1.1:7550", "alive": 1, "state": ""})
     assert "dup to 10.0.0.1" in b.sh("nft list table ip takeover")
+    end(a, b)
+
+
+def flushed() -> None:
+    """Somebody loads the firewall anew: the rules are set again; without nft, nobody becomes mute"""
+    a, b = pair()
+    equal(b.ctl("check"), "")
+    for command in "flush ruleset", "delete table ip takeover", "flush chain ip takeover arrive":
+        lost = b.host_status()["rules"]["lost"]
+        b.sh(f"nft {command}")
+        wait("they are there again", lambda: b.sh("nft list ruleset").count("dup to 10.0.1.1") == 2, 3)
+        wait("it is counted", lambda: b.host_status()["rules"] == {"wrong": False, "lost": lost + 1}, 3)
+    assert "somebody has flushed or changed them" in b.text(), b.text()
+    assert f"takeover_rules_lost_total {lost + 1}" in b.sh("curl -s http://127.0.0.1:9090/metrics")
+    end(a, b)
+    nft, path, broken = a.sh("command -v nft").strip(), os.environ["PATH"], PLACE / "broken"
+    (PLACE / "bin").mkdir()
+    (PLACE / "bin/nft").write_text(f"""#!/bin/sh
+[ "$*" = "-f -" ] || exec {nft} "$@"
+text=$(cat)
+case $text in *"dup to"*) test -e {broken} && exit 7 ;; esac
+echo "$text" | {nft} -f -
+""")
+    (PLACE / "bin/nft").chmod(0o755)
+    os.environ["PATH"] = f"{PLACE}/bin:{path}"
+    a, b = pair()
+    broken.touch()
+    b.sh("nft flush ruleset")
+    wait("it is seen", lambda: b.host_status()["rules"]["wrong"])
+    assert "rules of takeoverd are not there" in b.ctl("check", ok=1)
+    broken.unlink()
+    wait("it is mended", lambda: not b.host_status()["rules"]["wrong"])
+    end(a, b)
+    broken.touch()
+    a, b = pair(protected=False)
+    wait("it is said", lambda: "rules cannot be set" in b.text())
+    equal((b.state(), b.ops()), ("waiting", ["set 2", "promote"]))
+    broken.unlink()
+    wait("both are protected", lambda: a.state() == b.state() == "protected")
+    end(a, b)
+    os.environ["PATH"] = path
+
+
+def kernel_refuses() -> None:
+    """A kernel that refuses, or takes its time: promotion is not said to be done, or is not waited for"""
+    a, b = pair()
+    b.place.joinpath("fail").write_text("12")
+    assert "the kernel does not promote it" in b.ctl("promote", "web", ok=1)
+    equal(b.state(), "protected")
+    assert "does not abandon" in b.ctl("abandon", "web", ok=1)
+    b.place.joinpath("fail").unlink()
+    b.place.joinpath("hang").write_text("promote")
+    start = time.monotonic()
+    assert "agreed with the peer" in b.ctl("promote", "web")
+    assert time.monotonic() - start < 1
+    equal((a.state(), b.state()), ("abandoned", "alone"))
+    b.ctl("protect", "web")
+    b.place.joinpath("hang").write_text("join")
+    wait("both are protected", lambda: a.state() == b.state() == "protected")
+    time.sleep(1.5)
+    start = time.monotonic()
+    b.place.joinpath("hang").unlink()
+    b.ctl("promote", "web")
+    assert time.monotonic() - start < 1
     end(a, b)
 
 
@@ -276,13 +344,13 @@ manage_address = yes""")
 
     wait("both are protected", lambda: states(a) == states(b) == ["protected"] * 2)
     equal((addresses(a, "eth0"), addresses(a, "lo"), addresses(b, "eth0")), ([False] * 2, [True] * 2, [True] * 2))
-    assert f"ip6 daddr {six} tcp dport 80 tcp flags fin,syn,rst,ack dup to fd00::1" in b.sh("nft list table ip6 takeover")
+    assert f"ip6 daddr {six} tcp dport 80 dup to fd00::1" in b.sh("nft list table ip6 takeover")
     b.kill()
     b.sh(f"ip address flush dev eth0 to 192.0.2.10/32; ip address flush dev eth0 to {six}/128")
     for neighbour in "192.0.2.10", six:
         b.sh(f"ip neighbour replace {neighbour} lladdr 02:00:00:00:00:99 dev eth0 nud stale")
     a.ctl("promote", "all")
-    equal(addresses(a, "eth0"), [True] * 2)
+    wait("it has them", lambda: addresses(a, "eth0") == [True] * 2)
     mac = a.sh("ip -br link show dev eth0").split()[2]
     wait("the neighbours know", lambda: b.sh("ip neighbour show dev eth0").count(mac) >= 2 and "00:99" not in b.sh("ip neighbour show dev eth0"))
     for host in hosts:
@@ -290,4 +358,4 @@ manage_address = yes""")
     end(a)
 
 
-main(at_first, switched, gone, other_way, healed, split, both, stood_still, started_anew, refused, figures, address)
+main(at_first, switched, gone, other_way, healed, split, both, stood_still, started_anew, refused, flushed, kernel_refuses, figures, address)

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 /*
  * Preloaded: a kernel with TCP_REPLICA, whose connections are what a file says. $TAKEOVER_KERNEL is a directory: "role" has a role's number
- * and an id, "fail" the errno of what is set, and what is set is added to "log".
+ * and an id, "fail" the errno of what is set, "hang" the name of what takes
+ * its time, and what is set is added to "log".
  */
 #include <dlfcn.h>
 #include <errno.h>
@@ -69,6 +70,9 @@ int setsockopt(int fd, int level, int name, const void *value, socklen_t len)
 		errno = atoi(text);
 		return -1;
 	}
+	/* A process has a connection locked, and sleeps */
+	if (text_of("hang", text) && !strcmp(text, ops[arg->op]))
+		sleep(3);
 	n = snprintf(text, sizeof(text), "%s %u %u %u\n", ops[arg->op], arg->role, ntohs(arg->port), arg->patience_ms);
 	log = in_place("log", O_WRONLY | O_APPEND | O_CREAT);
 	if (log >= 0) {

@@ -150,8 +150,12 @@ patience = 1s
     def ctl(self, *argv: object, ok: int | None = 0) -> str:
         return run(*self.inside(CTL, "--socket", self.socket, *argv), ok=ok)
 
+    def host_status(self) -> dict[str, Any]:
+        status: dict[str, Any] = json.loads(self.ctl("status", "--json"))
+        return status
+
     def status(self) -> dict[str, Any]:
-        service: dict[str, Any] = json.loads(self.ctl("status", "--json"))["services"][0]
+        service: dict[str, Any] = self.host_status()["services"][0]
         return service
 
     def state(self) -> str:
