@@ -15,6 +15,9 @@
 
 #include "wire.h"
 
+#define TRIES		100
+#define AGAIN_US	100000
+
 static const char *socket_path = TAKEOVER_SOCKET;
 
 static int usage(FILE *to, int status)
@@ -56,32 +59,52 @@ static int receive(int s, struct local_answer *answer)
 	return fd;
 }
 
-/* What it says, and its exit status; @s: the connection stays open */
-static char *ask(const char *command, int *status, int *s)
+/*
+ * What it says, and its exit status; @s: the connection stays open. @patient: the caller asks once, and it may just be being started
+ * anew. What changes something may be asked twice.
+ */
+static char *ask(const char *command, int *status, int *s, bool patient)
 {
 	struct sockaddr_un at = { .sun_family = AF_UNIX };
 	struct local_request *request;
 	struct local_answer answer;
 	const size_t size = sizeof(*request) + strlen(command);
+	unsigned int tries = patient ? TRIES : 1;
 	char *text = NULL;
 	int fd;
 
-	*s = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
 	snprintf(at.sun_path, sizeof(at.sun_path), "%s", socket_path);
-	if (*s < 0 || connect(*s, (struct sockaddr *)&at, sizeof(at))) {
-		complain(socket_path);
-		exit(1);
-	}
 	request = calloc(1, size);
 	if (request) {
 		request->version = TAKEOVER_VERSION;
 		request->type = LOCAL_COMMAND;
 		memcpy(request->text, command, strlen(command));
 	}
-	if (!request || send(*s, request, size, MSG_NOSIGNAL) != (ssize_t)size || (fd = receive(*s, &answer)) < 0 ||
-	    !(text = calloc(1, answer.length + 1)) || pread(fd, text, answer.length, 0) != (ssize_t)answer.length) {
-		fprintf(stderr, "takeoverctl: takeoverd does not answer\n");
-		exit(1);
+	for (;;) {
+		*s = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
+		if (*s < 0 || connect(*s, (struct sockaddr *)&at, sizeof(at))) {
+			if ((errno != ENOENT && errno != ECONNREFUSED) || !--tries) {
+				const bool denied = errno == EACCES;
+
+				complain(socket_path);
+				if (denied)
+					fputs("takeoverctl: that is for root, and for the group of takeover.conf(5)\n", stderr);
+				else
+					fputs("takeoverctl: is takeoverd running? See `systemctl status takeoverd`\n", stderr);
+				exit(1);
+			}
+		} else if (!request || send(*s, request, size, MSG_NOSIGNAL) != (ssize_t)size || (fd = receive(*s, &answer)) < 0 ||
+			   !(text = calloc(1, answer.length + 1)) || pread(fd, text, answer.length, 0) != (ssize_t)answer.length) {
+			if (!--tries) {
+				fprintf(stderr, "takeoverctl: takeoverd does not answer\n");
+				exit(1);
+			}
+		} else {
+			break;
+		}
+		if (*s >= 0)
+			close(*s);
+		usleep(AGAIN_US);
 	}
 	close(fd);
 	free(request);
@@ -95,7 +118,7 @@ static long long number_of(const json_t *o, const char *key) { return json_integ
 static int show_status(bool json)
 {
 	int status, s;
-	char *text = ask("status", &status, &s);
+	char *text = ask("status", &status, &s, false);
 	json_t *all, *one;
 	size_t i;
 
@@ -145,7 +168,7 @@ static int watch(void)
 	int status, s;
 	ssize_t n;
 
-	free(ask("watch", &status, &s));
+	free(ask("watch", &status, &s, false));
 	setlinebuf(stdout);
 	while ((n = recv(s, line, sizeof(line) - 1, 0)) > 0)
 		printf("%.*s\n", (int)n, line);
@@ -153,7 +176,7 @@ static int watch(void)
 	return 1;
 }
 
-static int command(const char *format, const char *a, const char *b, const char *c)
+static int command(const char *format, const char *a, const char *b, const char *c, bool patient)
 {
 	char line[COMMAND_MAX], *text;
 	int status, s;
@@ -162,7 +185,7 @@ static int command(const char *format, const char *a, const char *b, const char 
 		errno = ENAMETOOLONG;
 		return complain(a);
 	}
-	text = ask(line, &status, &s);
+	text = ask(line, &status, &s, patient);
 	fputs(text, status ? stderr : stdout);
 	free(text);
 	return status;
@@ -209,17 +232,17 @@ int main(int argc, char **argv)
 		if (!strcmp(verb, "status"))
 			return show_status(json);
 		if (!strcmp(verb, "check"))
-			return command("check", "", "", "");
+			return command("check", "", "", "", false);
 		if (!strcmp(verb, "watch"))
 			return watch();
 		return usage(stderr, 2);
 	}
 	if (!strcmp(verb, "promote"))
-		return command("promote %s", what, "", "");
+		return command("promote %s", what, "", "", true);
 	if (!strcmp(verb, "abandon"))
-		return command("abandon %s", what, "", "");
+		return command("abandon %s", what, "", "", true);
 	if (!strcmp(verb, "protect"))
-		return command("protect %s %s %s", what, peer, log);
+		return command("protect %s %s %s", what, peer, log, true);
 	if (!strcmp(verb, "key"))
 		return make_key(what);
 	return usage(stderr, 2);
