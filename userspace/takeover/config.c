@@ -216,8 +216,9 @@ static int service_option(struct parser *p, struct service_config *s, const char
 	if (!strcmp(name, "peer_log"))
 		return set_address(p, &s->peer_log, name, value, true);
 	if (!strcmp(name, "interface")) {
-		if (!if_nametoindex(value))
-			return wrong(p, "interface = %s: there is no such interface", value);
+		/* It may come later */
+		if (!*value || strlen(value) >= IF_NAMESIZE || strchr(value, '/'))
+			return wrong(p, "interface = %s: that is no name of an interface", value);
 		strcpy(s->interface, value);
 		return 1;
 	}

@@ -22,6 +22,7 @@
 
 #include "takeoverd.h"
 
+#define CLIENTS_MAX	16384u		/* a quarter of the descriptors */
 #define UNREACHABLE_NS	200000000ull
 #define DIAL_NS		(2 * SECOND_NS)	/* libtakeover waits for an answer, and a second more */
 
@@ -47,6 +48,7 @@ struct client {
 };
 
 static struct client *clients;
+static unsigned int clients_count;
 static struct watch listener = { -1, NULL };
 
 static void send_answer(struct client *client, const struct local_answer *answer, int fd)
@@ -187,8 +189,7 @@ static const char *command_protect(struct service *svc, const char *peer, const 
 		return "--peer is an address, --peer-log an address and a port\n";
 	if ((*peer || *log) && service_set_peer(svc, *peer && strcmp(peer, "-") ? &peer_address : NULL, *log ? &log_address : NULL))
 		return "it is protected, or that peer's address is of another family\n";
-	service_protect(svc);
-	return "";
+	return service_protect(svc) ? "" : "the address is not on this host: it is asked at the host that the address points to\n";
 }
 
 static void check_found(void *arg, const char *text)
@@ -224,7 +225,7 @@ static void command(struct client *client, char *text)
 {
 	char *save, *verb = strtok_r(text, " ", &save), *name = strtok_r(NULL, " ", &save), *peer = strtok_r(NULL, " ", &save);
 	char *log = strtok_r(NULL, " ", &save);
-	const char *wrong = "";
+	const char *wrong = "", *what;
 	struct service *svc;
 	bool found = false;
 
@@ -263,11 +264,13 @@ static void command(struct client *client, char *text)
 		if (!named(svc, name))
 			continue;
 		if (!strcmp(verb, "abandon"))
-			wrong = service_abandon(svc) ? wrong : "the kernel does not abandon it: the journal says why\n";
+			what = service_abandon(svc) ? "" : "the kernel does not abandon it: the journal says why\n";
 		else if (!strcmp(verb, "protect"))
-			wrong = command_protect(svc, peer ? peer : "", log ? log : "");
+			what = command_protect(svc, peer ? peer : "", log ? log : "");
 		else
-			wrong = "there is no such command\n";
+			what = "there is no such command\n";
+		if (!*wrong)
+			wrong = what;
 	}
 	give_text(client, *wrong ? 1 : 0, wrong);
 }
@@ -293,6 +296,7 @@ static void client_close(struct client *client)
 	if (client->promotion)
 		client->promotion->client = NULL;
 	DL_DELETE(clients, client);
+	clients_count--;
 	watch_close(&client->watch);
 	free(client);
 }
@@ -355,7 +359,7 @@ static void client_accept(struct watch *watch, uint32_t events)
 	struct client *client;
 	struct ucred who;
 	socklen_t len = sizeof(who);
-	int fd = accept4(watch->fd, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
+	int fd = accept_spared(watch->fd, SOCK_CLOEXEC | SOCK_NONBLOCK);
 
 	(void)events;
 	if (fd < 0)
@@ -363,12 +367,14 @@ static void client_accept(struct watch *watch, uint32_t events)
 	client = calloc(1, sizeof(*client));
 	if (client)
 		client->watch = (struct watch){ fd, client_ready };
-	if (!client || getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &who, &len) || watch_add(&client->watch, EPOLLIN)) {
+	/* Others may not keep root out */
+	if (!client || getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &who, &len) || (who.uid && clients_count >= CLIENTS_MAX) || watch_add(&client->watch, EPOLLIN)) {
 		free(client);
 		close(fd);
 		return;
 	}
 	client->uid = who.uid;
+	clients_count++;
 	DL_APPEND(clients, client);
 }
 
@@ -430,6 +436,7 @@ static char *metrics_text(size_t *size)
 	} all[] = {
 		{ "epoch", "gauge", "Grows with each agreement and each promotion", "epoch" },
 		{ "split", "gauge", "Both hosts have been promoted", "split" },
+		{ "silent", "gauge", "The peer has abandoned it, and this host has not been promoted", "silent" },
 		{ "settings_differ", "gauge", "TCP's settings are not those of the peer", "settings_differ" },
 		{ "replies_total", "counter", "Logged replies given to this host's servers", "replies" },
 		{ "executed_total", "counter", "Requests that this host was told to execute, since the primary was gone", "executed" },
@@ -515,21 +522,27 @@ static void http_ready(struct watch *watch, uint32_t events)
 	MHD_run(http);
 }
 
-int metrics_start(void)
+void metrics_start(void)
 {
 	const unsigned int v6 = config.metrics.any.sa_family == AF_INET6 ? MHD_USE_IPv6 : 0;
 
 	if (!config.metrics.any.sa_family)
-		return 0;
+		return;
 	http = MHD_start_daemon(MHD_USE_EPOLL | v6, 0, NULL, NULL, http_answer, NULL, MHD_OPTION_SOCK_ADDR, &config.metrics.any,
 				MHD_OPTION_CONNECTION_LIMIT, 16u, MHD_OPTION_CONNECTION_TIMEOUT, 10u, MHD_OPTION_END);
 	if (http) {
 		http_watch = (struct watch){ MHD_get_daemon_info(http, MHD_DAEMON_INFO_EPOLL_FD)->epoll_fd, http_ready };
 		if (!watch_add(&http_watch, EPOLLIN))
-			return 0;
+			return;
 	}
-	say(LOG_ERR, "metrics = %s: %s", address_text(&config.metrics, true), strerror(errno));
-	return -1;
+	say(LOG_WARNING, "metrics = %s: there are none: %s", address_text(&config.metrics, true), strerror(errno));
+}
+
+/* It looks at its time-outs only when it is called */
+void metrics_tick(void)
+{
+	if (http)
+		MHD_run(http);
 }
 
 void metrics_stop(void)

@@ -107,6 +107,8 @@ static void message_swap(struct peer_message *m, bool out)
 	m->verb = out ? htonl(m->verb) : ntohl(m->verb);
 	m->state = out ? htonl(m->state) : ntohl(m->state);
 	m->epoch = out ? htobe64(m->epoch) : be64toh(m->epoch);
+	m->backup = out ? htonl(m->backup) : ntohl(m->backup);
+	m->lot = out ? htonl(m->lot) : ntohl(m->lot);
 	for (unsigned int i = 0; i < SETTINGS; i++)
 		m->settings[i] = out ? htonl(m->settings[i]) : ntohl(m->settings[i]);
 }
@@ -175,11 +177,17 @@ static struct service *service_greeted(const struct hello *hello)
 static bool dial_frame(struct dial *d)
 {
 	uint8_t mac[MAC_SIZE];
+	const struct dial *other;
 	uint32_t welcome;
 
 	switch (d->expects) {
 	case HELLO:
 		d->hello = d->in.hello;
+		DL_FOREACH(dials, other)
+			if (!other->listener && !memcmp(other->hello.nonce, d->hello.nonce, NONCE_SIZE)) {
+				say(LOG_ERR, "%s: peer or peer_log is this host itself", other->svc->c->name);
+				return false;
+			}
 		d->svc = service_greeted(&d->hello);
 		if (memcmp(d->hello.magic, MAGIC, 8) || ntohs(d->hello.version) != TAKEOVER_VERSION || !d->svc || !nonce(d->challenge.nonce))
 			return false;
@@ -334,7 +342,7 @@ void peer_forget(struct dial *dial)
 
 static void accept_ready(struct watch *watch, uint32_t events)
 {
-	int fd = accept4(watch->fd, NULL, NULL, SOCK_NONBLOCK | SOCK_CLOEXEC);
+	int fd = accept_spared(watch->fd, SOCK_NONBLOCK | SOCK_CLOEXEC);
 	struct dial *d;
 
 	(void)events;

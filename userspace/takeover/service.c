@@ -17,6 +17,7 @@
 #include <arpa/inet.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <ifaddrs.h>
 #include <inttypes.h>
 #include <limits.h>
 #include <linux/netfilter/nf_tables.h>
@@ -32,6 +33,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/epoll.h>
+#include <sys/stat.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
 #include <syslog.h>
@@ -47,6 +49,8 @@
 #define CLAIM_AGAIN_NS	200000000ull
 #define WALK_NS		100000000ull	/* the kernel has done by then what does not sleep */
 #define RULES_AGAIN_NS	(5 * SECOND_NS)
+#define SILENT_ASKS	3
+#define STATE_SIZE	512	/* of a file, always */
 #define ANNOUNCEMENTS	4	/* one may get lost, or come before a switch has learnt where we are */
 
 extern char **environ;
@@ -59,6 +63,7 @@ struct claim {
 	void *arg;
 	const char *cause;
 	uint64_t begun, deadline;
+	uint32_t lot;
 	struct dial *dials[2];
 };
 
@@ -436,6 +441,18 @@ static void address_change(const struct service *svc, bool there, const char *in
 	finish(start(NULL, there ? add : remove), "ip");
 }
 
+/* Another service here has its clients at the same address */
+static bool address_shared(const struct service *svc)
+{
+	const struct service *other;
+
+	LL_FOREACH(services, other)
+		if (other != svc && other->c->at.family == svc->c->at.family && !memcmp(other->c->at.address, svc->c->at.address, 16) &&
+		    (other->state == ALONE || (other->state == PROTECTED && other->backup)))
+			return true;
+	return false;
+}
+
 /*
  * Where clients find it, it is on an interface, which is the cluster manager's affair, or ours. On the primary it is on lo, and
  * nobody is told of it: two other services of this address may have it the other way round, so it stays there.
@@ -447,9 +464,12 @@ static void address_place(struct service *svc)
 			sysctl_set("/proc/sys/net/ipv4/conf/all/arp_ignore", "1");
 			sysctl_set("/proc/sys/net/ipv4/conf/all/arp_announce", "2");
 		}
-		if (svc->c->manage_address)
+		if (svc->c->manage_address && !address_shared(svc))
 			address_change(svc, false, svc->c->interface);
 		address_change(svc, true, "lo");
+	} else if (svc->c->manage_address && svc->state == ABANDONED) {
+		if (!address_shared(svc))
+			address_change(svc, false, svc->c->interface);
 	} else if (svc->c->manage_address && (svc->state == PROTECTED || svc->state == ALONE)) {
 		address_change(svc, true, svc->c->interface);
 		svc->announcements = ANNOUNCEMENTS;
@@ -466,28 +486,50 @@ static void state_path(const struct service *svc, char path[PATH_MAX])
 	control_beside(name, path);
 }
 
+/* The kernel's roles live as long as this start of the host, and this network namespace */
+static void this_life(char text[64])
+{
+	FILE *f = fopen("/proc/sys/kernel/random/boot_id", "re");
+	char boot[40] = "-";
+	struct stat st = { 0 };
+
+	if (f && fscanf(f, "%39s", boot) != 1)
+		strcpy(boot, "-");
+	if (f)
+		fclose(f);
+	stat("/proc/self/ns/net", &st);
+	snprintf(text, 64, "%s/%" PRIu64, boot, (uint64_t)st.st_ino);
+}
+
 static void state_save(const struct service *svc)
 {
-	char path[PATH_MAX], new[PATH_MAX + 8];
-	FILE *f;
+	char path[PATH_MAX], life[64], peer[128], log[128], line[STATE_SIZE + 1];
+	int fd;
 
 	state_path(svc, path);
-	snprintf(new, sizeof(new), "%s.new", path);
-	f = fopen(new, "we");
-	if (f)
-		fprintf(f, "%s %s %" PRIu64 " %s %s\n", state_name(svc), svc->backup ? "backup" : "primary", svc->epoch,
-			address_text(&svc->peer, false), address_text(&svc->peer_log, true));
-	if (!f || fclose(f) || rename(new, path))
+	this_life(life);
+	/* What is the file's may change with it */
+	snprintf(peer, sizeof(peer), "%s", memcmp(&svc->peer, &svc->c->peer, sizeof(svc->peer)) ? address_text(&svc->peer, false) : "-");
+	snprintf(log, sizeof(log), "%s", memcmp(&svc->peer_log, &svc->c->peer_log, sizeof(svc->peer_log)) ? address_text(&svc->peer_log, true) : "-");
+	snprintf(line, sizeof(line), "%s %s %" PRIu64 " %s %s %s", state_name(svc), svc->backup ? "backup" : "primary", svc->epoch, peer, log, life);
+	memset(line + strlen(line), ' ', STATE_SIZE - strlen(line));
+	line[STATE_SIZE - 1] = '\n';
+	/* In its place, which a full file system has still room for */
+	fd = open(path, O_WRONLY | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0644);
+	if (fd < 0 || pwrite(fd, line, STATE_SIZE, 0) != STATE_SIZE)
 		say(LOG_ERR, "%s: %s", path, strerror(errno));
+	if (fd >= 0)
+		close(fd);
 }
 
 static void state_load(struct service *svc)
 {
-	char path[PATH_MAX], state[16], role[16], peer[128], log[128];
-	union address peer_address, log_address;
+	char path[PATH_MAX], state[16], role[16], peer[128], log[128], life[64], now[64];
+	union address peer_address = svc->c->peer, log_address = svc->c->peer_log;
 	uint64_t epoch;
 	FILE *f;
 
+	this_life(now);
 	svc->backup = svc->c->backup;
 	svc->peer = svc->c->peer;
 	svc->peer_log = svc->c->peer_log;
@@ -495,9 +537,11 @@ static void state_load(struct service *svc)
 	f = fopen(path, "re");
 	if (!f)
 		return;
-	if (fscanf(f, "%15s %15s %" SCNu64 " %127s %127s", state, role, &epoch, peer, log) == 5 && address_parse(peer, false, &peer_address) &&
-	    address_parse(log, true, &log_address)) {
-		svc->epoch = epoch;
+	if (fscanf(f, "%15s %15s %" SCNu64 " %127s %127s %63s", state, role, &epoch, peer, log, life) != 6 ||
+	    (strcmp(peer, "-") && !address_parse(peer, false, &peer_address)) || (strcmp(log, "-") && !address_parse(log, true, &log_address))) {
+		say(LOG_ERR, "%s: it cannot be read: what the service was is not known", path);
+	} else if (!strcmp(life, now)) {
+		svc->epoch = svc->agreed = epoch;
 		svc->backup = !strcmp(role, "backup");
 		svc->peer = peer_address;
 		svc->peer_log = log_address;
@@ -579,7 +623,8 @@ static const char *kernel_error(int err)
 	       err == EBUSY ? "connections of another peer or key are still there: `takeoverctl promote` or `abandon` it first" : strerror(err);
 }
 
-static bool become(struct service *svc, bool backup, uint64_t epoch, const char *cause)
+/* @agreed: the last epoch in which the peer may be alone, and has agreed since */
+static bool become(struct service *svc, bool backup, uint64_t epoch, uint64_t agreed, const char *cause)
 {
 	const enum state state = svc->state;
 	const bool was = svc->backup;
@@ -601,6 +646,7 @@ static bool become(struct service *svc, bool backup, uint64_t epoch, const char 
 		return false;
 	}
 	svc->epoch = epoch;
+	svc->agreed = agreed;
 	change(svc, PROTECTED, cause, 0);
 	return true;
 }
@@ -645,6 +691,8 @@ static void claim_lost(struct service *svc, uint64_t epoch)
 
 static void peer_heard(struct service *svc, const struct peer_message *m);
 
+static void asked_in_vain(struct service *svc, int error);
+
 static bool asleep_lately(uint64_t now)
 {
 	return woken_at && now - woken_at < SECOND_NS;
@@ -663,8 +711,8 @@ static void claim_answered(struct service *svc, unsigned int which, int error, c
 			claim_won(svc, "agreed with the peer");
 		else
 			claim_lost(svc, answer->epoch);
-	} else if (!claim->dials[!which] && !asleep_lately(now_ns())) {
-		claim_won(svc, "unanswered by the peer");
+	} else {
+		asked_in_vain(svc, error);	/* and asked again, until the deadline */
 	}
 }
 
@@ -700,6 +748,13 @@ static void claim_dial(struct service *svc)
 		claim->dials[1] = peer_dial(svc, &other, &question, left, claim_answered_1, svc);
 }
 
+/* Who has stood still, before or meanwhile, asks for long enough to be told */
+static void claim_patient(struct service *svc, uint64_t now)
+{
+	if (asleep_lately(now) && svc->claim->deadline < woken_at + SECOND_NS)
+		svc->claim->deadline = woken_at + SECOND_NS;
+}
+
 void service_promote(struct service *svc, done_fn done, void *arg)
 {
 	const uint64_t now = now_ns();
@@ -711,16 +766,14 @@ void service_promote(struct service *svc, done_fn done, void *arg)
 		return;
 	}
 	svc->claim = must_alloc(sizeof(*svc->claim));
-	*svc->claim = (struct claim){ .done = done, .arg = arg, .begun = now, .deadline = now + config.arbitrate };
-	if (asleep_lately(now) && svc->claim->deadline < woken_at + SECOND_NS)
-		svc->claim->deadline = woken_at + SECOND_NS;
+	*svc->claim = (struct claim){ .done = done, .arg = arg, .begun = now, .deadline = now + config.arbitrate, .lot = random() };
+	claim_patient(svc, now);
 	claim_dial(svc);
-	if (!svc->claim->dials[0] && !svc->claim->dials[1] && !asleep_lately(now))
-		claim_won(svc, "unanswered by the peer");
 }
 
 static void claim_tick(struct service *svc, uint64_t now)
 {
+	claim_patient(svc, now);
 	if (now >= svc->claim->deadline)
 		claim_won(svc, "unanswered by the peer");
 	else if (!svc->claim->dials[0] && !svc->claim->dials[1])
@@ -762,7 +815,9 @@ static uint32_t setting(const char *name)
 
 static struct peer_message message(const struct service *svc, enum verb verb)
 {
-	struct peer_message m = { .verb = verb, .state = svc->state, .epoch = svc->epoch };
+	struct peer_message m = {
+		.verb = verb, .state = svc->state, .epoch = svc->epoch, .backup = svc->backup, .lot = svc->claim ? svc->claim->lot : 0,
+	};
 
 	for (unsigned int i = 0; i < SETTINGS; i++)
 		m.settings[i] = setting(settings[i]);
@@ -798,7 +853,17 @@ static void peer_heard(struct service *svc, const struct peer_message *m)
 	if (split && !svc->split)
 		event(svc, LOG_CRIT, "split", "split: both hosts have been promoted: `takeoverctl abandon` one of them", 0);
 	svc->split = split;
-	if (svc->state == PROTECTED && svc->peer_state == ALONE && m->epoch > svc->epoch) {
+	if (svc->state == WAITING && svc->peer_state == WAITING && !svc->backup && !m->backup) {
+		if (!svc->nobody_asks)
+			say(LOG_ERR, "%s: both hosts are the primary: the role of the one that has the address is backup in takeover.conf", svc->c->name);
+		svc->nobody_asks = true;
+	}
+	/* It may be about to be promoted */
+	svc->silent = svc->state == PROTECTED && svc->peer_state == ABANDONED && !svc->claim ? svc->silent + 1 : 0;
+	if (svc->silent == SILENT_ASKS)
+		event(svc, LOG_CRIT, "silent", "silent: the peer has abandoned it, and this host has not been promoted: `takeoverctl promote` it", 0);
+	/* With an older epoch it is what it was before it asked to be protected */
+	if (svc->state == PROTECTED && svc->peer_state == ALONE && m->epoch > svc->agreed) {
 		if (svc->claim)
 			claim_lost(svc, m->epoch);
 		else
@@ -806,17 +871,37 @@ static void peer_heard(struct service *svc, const struct peer_message *m)
 	}
 }
 
+/* Does the network bring it to this host? Its packets are copied from where they arrive. */
+static bool address_here(const struct service *svc)
+{
+	const struct endpoint *at = &svc->c->at;
+	struct ifaddrs *all = NULL, *one;
+	bool here = svc->c->manage_address;
+
+	if (here || getifaddrs(&all))
+		return true;
+	for (one = all; one && !here; one = one->ifa_next)
+		if (one->ifa_addr && one->ifa_addr->sa_family == at->family && !(one->ifa_flags & IFF_LOOPBACK))
+			here = at->family == AF_INET ? !memcmp(&((struct sockaddr_in *)one->ifa_addr)->sin_addr, at->address, 4) :
+						       !memcmp(&((struct sockaddr_in6 *)one->ifa_addr)->sin6_addr, at->address, 16);
+	freeifaddrs(all);
+	return here;
+}
+
 /* The backup at first, and when its peer's host has been started anew; one that is alone when it is asked to */
 static bool wants_protection(const struct service *svc)
 {
+	if (!address_here(svc))
+		return false;
 	if (svc->state == ALONE)
 		return svc->protect;
-	return svc->backup && (svc->state == WAITING || (svc->state == PROTECTED && svc->peer_state == WAITING));
+	return svc->backup && (svc->state == WAITING || (svc->state == PROTECTED && svc->alive_at && svc->peer_state == WAITING));
 }
 
 static void claimed(struct service *svc, struct peer_message *m)
 {
-	if (svc->state == ALONE || (svc->claim && svc->backup)) {
+	/* Of two that claim, the muted one gets it; of two that both are, or both are not, the lot decides */
+	if (svc->state == ALONE || (svc->claim && (svc->backup != !!m->backup ? svc->backup : svc->claim->lot >= m->lot))) {
 		*m = message(svc, VERB_NO);
 		if (svc->claim)
 			m->epoch++;	/* what it will be */
@@ -835,6 +920,7 @@ void service_asked(struct service *svc, struct peer_message *m)
 {
 	const struct peer_message asked = *m;
 	const uint64_t epoch = (asked.epoch > svc->epoch ? asked.epoch : svc->epoch) + 1;
+	bool may;
 
 	peer_heard(svc, &asked);
 	switch (asked.verb) {
@@ -842,12 +928,12 @@ void service_asked(struct service *svc, struct peer_message *m)
 		claimed(svc, m);
 		return;
 	case VERB_PROTECT:
-		/* What this host has left of before, the peer has gone on with */
-		if (asked.state == ALONE && svc->state != ALONE)
-			kernel_op(svc, TCP_REPLICA_ABANDON, 0);
 		/* One that is the primary already has a peer that does not know of it any more */
-		*m = message(svc, svc->state != ALONE && !svc->claim && asking != svc && !(svc->state == PROTECTED && svc->backup) &&
-			     become(svc, false, epoch, "agreed with the peer") ? VERB_YES : VERB_NO);
+		may = svc->state != ALONE && !svc->claim && asking != svc && !(svc->state == PROTECTED && svc->backup);
+		/* What this host has left of before, the peer has gone on with */
+		if (may && asked.state == ALONE)
+			may = kernel_does(svc, TCP_REPLICA_ABANDON, "abandon");
+		*m = message(svc, may && become(svc, false, epoch, asked.epoch, "agreed with the peer") ? VERB_YES : VERB_NO);
 		m->epoch = svc->epoch;
 		m->state = svc->state;
 		return;
@@ -876,7 +962,7 @@ static void protect_answered(void *arg, int error, int fd, const struct peer_mes
 	}
 	peer_heard(svc, answer);
 	if (answer->verb == VERB_YES && !svc->claim && (wants_protection(svc) || (svc->backup && svc->state == PROTECTED)))
-		if (!become(svc, true, answer->epoch, "agreed with the peer"))
+		if (!become(svc, true, answer->epoch, answer->epoch, "agreed with the peer"))
 			svc->protect_after = now_ns() + PROTECT_NS;	/* the peer has done its part, each time */
 }
 
@@ -889,8 +975,10 @@ static void asked_answered(void *arg, int error, int fd, const struct peer_messa
 		asked_in_vain(arg, error);
 }
 
-void service_protect(struct service *svc)
+bool service_protect(struct service *svc)
 {
+	if (!address_here(svc))
+		return false;
 	svc->protect = true;
 	svc->asked_at = 0;
 	/* One that had given way may have the address now: it is asked as one that is to be the muted one */
@@ -899,6 +987,7 @@ void service_protect(struct service *svc)
 		svc->state = WAITING;
 		state_save(svc);
 	}
+	return true;
 }
 
 int service_set_peer(struct service *svc, const union address *peer, const union address *log)
@@ -971,6 +1060,7 @@ int services_start(void)
 		svc = must_alloc(sizeof(*svc));
 		svc->c = c;
 		state_load(svc);
+		state_save(svc);
 		LL_APPEND(services, svc);
 	}
 	if (!kernel_there())
@@ -1034,12 +1124,12 @@ json_t *services_status(void)
 			counts_add(kernel, line);
 		free(line);
 		json_array_append_new(all, json_pack(
-			"{s:s, s:s, s:i, s:s, s:s, s:I, s:{s:s, s:s, s:b, s:s}, s:b, s:b, s:b, s:I, s:I, s:I, s:I, s:o}",
+			"{s:s, s:s, s:i, s:s, s:s, s:I, s:{s:s, s:s, s:b, s:s}, s:b, s:b, s:b, s:b, s:I, s:I, s:I, s:I, s:o}",
 			"name", svc->c->name, "address", endpoint_text(&svc->c->at), "port", ntohs(svc->c->at.port), "state", state_name(svc),
 			"role", svc->backup ? "backup" : "primary", "epoch", (json_int_t)svc->epoch,
 			"peer", "address", address_text(&svc->peer, false), "log", address_text(&svc->peer_log, true), "alive", alive,
 			"state", alive ? state_names[svc->peer_state] : "unknown",
-			"split", svc->split, "settings_differ", svc->differs, "protect", wants_protection(svc),
+			"split", svc->split, "silent", svc->silent >= SILENT_ASKS, "settings_differ", svc->differs, "protect", wants_protection(svc),
 			"replies", (json_int_t)svc->replies, "executed", (json_int_t)svc->executed, "refused", (json_int_t)svc->refused,
 			"lost", (json_int_t)svc->lost, "kernel", kernel));
 	}
@@ -1065,8 +1155,10 @@ unsigned int host_check(void (*found)(void *arg, const char *text), void *arg)
 	static const char *const programs[] = { "nft", "ip" };
 	const struct service_config *c;
 	const struct service *svc;
+	struct if_nameindex *interfaces = if_nameindex();
 	unsigned int count = 0;
 	char text[512], name[64];
+	bool v4 = false;
 
 #define FOUND(...) do { snprintf(text, sizeof(text), __VA_ARGS__); found(arg, text); count++; } while (0)
 	if (!kernel_there())
@@ -1076,17 +1168,28 @@ unsigned int host_check(void (*found)(void *arg, const char *text), void *arg)
 			FOUND("%s is not there: install %s", programs[i], i ? "iproute2" : "nftables");
 	if (setting("net/ipv4/tcp_syncookies") == 2)
 		FOUND("net.ipv4.tcp_syncookies is 2: no connection can be protected: set it to 1");
-	LL_FOREACH(config.services, c) {
-		uint32_t all = setting("net/ipv4/conf/all/rp_filter"), one;
+	/* It may be another interface than the clients' */
+	LL_FOREACH(config.services, c)
+		v4 |= c->at.family == AF_INET;
+	for (const struct if_nameindex *one = interfaces; v4 && one && one->if_name; one++) {
+		const uint32_t all = setting("net/ipv4/conf/all/rp_filter");
+		uint32_t its;
 
-		snprintf(name, sizeof(name), "net/ipv4/conf/%s/rp_filter", c->interface);
-		one = setting(name);
-		if (c->at.family == AF_INET && (all > one ? all : one) == 1)
-			FOUND("[service %s]: rp_filter of %s is strict: what the peer sends in the clients' name may be dropped: set net.ipv4.conf.all.rp_filter and "
-			      "net.ipv4.conf.%s.rp_filter to 2 or 0", c->name, c->interface, c->interface);
+		snprintf(name, sizeof(name), "net/ipv4/conf/%s/rp_filter", one->if_name);
+		its = setting(name);
+		if (strcmp(one->if_name, "lo") && (all > its ? all : its) == 1)
+			FOUND("rp_filter of %s is strict: what the peer sends in the clients' name may be dropped: set net.ipv4.conf.all.rp_filter and "
+			      "net.ipv4.conf.%s.rp_filter to 2 or 0", one->if_name, one->if_name);
 	}
+	if_freenameindex(interfaces);
 	if (rules.wrong)
 		FOUND("the packet filter's rules of takeoverd are not there: `nft -f` fails, or somebody else flushes them: the journal says which");
+	LL_FOREACH(services, svc)
+		if (svc->backup && (svc->state == PROTECTED || svc->state == WAITING) && !address_here(svc))
+			FOUND("[service %s]: this host is to be the muted one, and has not got the address: it belongs on an interface here", svc->c->name);
+	LL_FOREACH(services, svc)
+		if (svc->silent >= SILENT_ASKS)
+			FOUND("[service %s]: the peer has abandoned it, and this host has not been promoted: `takeoverctl promote` it", svc->c->name);
 	LL_FOREACH(services, svc)
 		if (svc->differs)
 			FOUND("[service %s]: TCP's settings are not those of the peer: the journal says which", svc->c->name);

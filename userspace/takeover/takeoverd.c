@@ -75,6 +75,30 @@ int watch_add(struct watch *watch, uint32_t events)
 	return epoll_ctl(loop, EPOLL_CTL_ADD, watch->fd, &event);
 }
 
+int accept_spared(int listener, int flags)
+{
+	static int spare = -1;
+	static bool said;
+	int fd = accept4(listener, NULL, NULL, flags);
+
+	if (fd < 0 && (errno == EMFILE || errno == ENFILE) && spare >= 0) {
+		if (!said)
+			say(LOG_ERR, "there are no descriptors left: who connects is hung up on");
+		said = true;
+		close(spare);
+		fd = accept4(listener, NULL, NULL, flags);
+		if (fd >= 0)
+			close(fd);
+		fd = -1;
+		spare = -1;
+	} else if (fd >= 0) {
+		said = false;
+	}
+	if (spare < 0)
+		spare = open("/dev/null", O_RDONLY | O_CLOEXEC);
+	return fd;
+}
+
 void watch_change(struct watch *watch, uint32_t events)
 {
 	struct epoll_event event = { .events = events, .data.ptr = watch };
@@ -132,6 +156,7 @@ static int signals_start(void)
 	sigset_t set;
 
 	signal(SIGPIPE, SIG_IGN);
+	signal(SIGHUP, SIG_IGN);
 	sigemptyset(&set);
 	sigaddset(&set, SIGTERM);
 	sigaddset(&set, SIGINT);
@@ -143,6 +168,7 @@ static int signals_start(void)
 static void tick(void)
 {
 	const uint64_t now = now_ns(), late = now - ticked_at;
+	static uint64_t watched_at;
 	struct service *svc;
 
 	if (late < TICK_NS)
@@ -157,6 +183,11 @@ static void tick(void)
 	peer_tick(now);
 	services_tick(now);
 	store_tick(now);
+	if (now - watched_at >= SECOND_NS) {
+		watched_at = now;
+		metrics_tick();
+		notify("WATCHDOG=1");
+	}
 }
 
 static void run(void)
@@ -247,8 +278,10 @@ int main(int argc, char **argv)
 		return 1;
 	}
 	/* The control socket first: whose it is runs alone */
-	if (local_listen() || services_start() || store_open() || peer_listen() || metrics_start())
+	/* What the peer asks meanwhile waits, and is not refused */
+	if (local_listen() || peer_listen() || services_start() || store_open())
 		return 1;
+	metrics_start();
 	notify("READY=1");
 	say(LOG_NOTICE, "%s is there", config.name);
 	run();

@@ -28,6 +28,9 @@ void watch_remove(struct watch *watch);
 /* The same, and closes the descriptor */
 void watch_close(struct watch *watch);
 
+/* accept4(2); without a descriptor left, it hangs up */
+int accept_spared(int listener, int flags);
+
 /* With the time that this host has slept */
 uint64_t now_ns(void);
 extern uint64_t ticked_at;
@@ -59,6 +62,7 @@ struct service {
 	bool backup;			/* of PROTECTED: the muted one */
 	bool protect;			/* of ALONE: it has been asked to find a peer again */
 	uint64_t epoch;			/* grows with each agreement and each promotion */
+	uint64_t agreed;		/* a peer that is alone in a later one is right */
 	union address peer, peer_log;
 	/* What the peer last said */
 	uint64_t alive_at;
@@ -67,6 +71,8 @@ struct service {
 	uint64_t asked_at;
 	bool split;			/* both hosts are alone */
 	bool differs;			/* settings do */
+	bool nobody_asks;		/* both hosts are the primary */
+	unsigned int silent;		/* how often the peer has said that it does not go on, and nor does this host */
 	bool stranger;			/* it has another key */
 	bool misplaced;			/* its address is, or may be */
 	atomic_bool joining;		/* a thread is at it */
@@ -101,7 +107,8 @@ extern uint64_t woken_at;		/* when this host last found that it had stood still 
 typedef void (*done_fn)(void *arg, int status, const char *text);
 void service_promote(struct service *svc, done_fn done, void *arg);
 bool service_abandon(struct service *svc);
-void service_protect(struct service *svc);
+/* false: the address is not on this host */
+bool service_protect(struct service *svc);
 int service_set_peer(struct service *svc, const union address *peer, const union address *log);
 json_t *services_status(void);
 /* What of this host's settings is not as it should be, a line each */
@@ -116,6 +123,8 @@ struct peer_message {
 	uint32_t verb;
 	uint32_t state;
 	uint64_t epoch;
+	uint32_t backup;
+	uint32_t lot;			/* of a claim */
 	uint32_t settings[SETTINGS];
 };
 
@@ -160,7 +169,9 @@ void client_answer(struct client *client, uint32_t type, int fd, uint64_t length
 void client_look(struct client *client);
 /* For `takeoverctl watch` */
 void local_event(const char *text);
-int metrics_start(void);
+/* Without it, all else goes on */
+void metrics_start(void);
+void metrics_tick(void);
 void metrics_stop(void);
 
 #endif

@@ -33,7 +33,7 @@ def each_line() -> None:
         "address = 192.0.2.10": [("address = 192.0.2.300", "not an address"), ("address =", "not an address"), ("adress = 192.0.2.10", "no option adress")],
         "port = 80": [("port = 0", "not from 1 to 65535"), ("port = 65536", "not from 1 to 65535"), ("port = http", "not from 1 to 65535")],
         "role = primary": [("role = main", "it is primary or backup")],
-        "interface = eth0": [("interface = eth9", "there is no such interface")],
+        "interface = eth0": [("interface = eth/9", "that is no name of an interface")],
         "patience = 1s": [("patience = 1", "not a time"), ("patience = 10ms", "not a time"), ("patience = 2d", "not a time")],
         key[0]: [(f"key_file = {open_key}", "others can read or change it"), (f"key_file = {short_key}", "not 32 hexadecimal digits"),
                  (f"key_file = {null_key}", "not 32 hexadecimal digits"), ("key_file = /none", "No such file")],

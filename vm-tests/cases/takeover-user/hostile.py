@@ -110,7 +110,7 @@ def not_the_protocol() -> None:
         s.sendall((begin if draw.random() < 0.5 else b"") + draw.randbytes(draw.randrange(1, 3000)))
         s.close()
     s = greeted(b, PEER)
-    s.sendall(bytes([255]) * 40)
+    s.sendall(bytes([255]) * 48)
     assert ended(s)
     works(a, b, 1)
     equal(b.status()["state"], "protected")
@@ -199,4 +199,29 @@ def here() -> None:
     end(a, b)
 
 
-main(strangers, not_the_protocol, slow, crowds, here)
+def old_news() -> None:
+    """A peer that has been promoted is right, though its answers were lost; one that tells what it was before is not"""
+    a, b = pair()
+    b.kill()
+    words = struct.Struct("!IIQII6I")
+
+    def ask(host: Host, verb: int, state: int, epoch: int) -> int:
+        s = greeted(host, PEER)
+        s.sendall(words.pack(verb, state, epoch, 1, 0, *[0] * 6))
+        return int(words.unpack(read(s, words.size))[0])
+
+    asks, protects, answers, yes, no = 0, 2, 3, 4, 5
+    waits, alone = 0, 2
+    for epoch in 2, 3, 4:
+        equal(ask(a, protects, waits, 1), yes)
+        equal(a.status()["epoch"], epoch)
+    equal((ask(a, asks, alone, 1), a.state()), (answers, "protected"))
+    equal((ask(a, asks, alone, 2), a.state()), (answers, "abandoned"))
+    # What is answered by no has changed nothing
+    b.start()
+    a.kill()
+    equal((ask(b, protects, alone, 0), b.state(), b.ops()[-1]), (no, "protected", "set 2"))
+    end(b)
+
+
+main(strangers, not_the_protocol, slow, crowds, here, old_news)

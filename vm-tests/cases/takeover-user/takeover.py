@@ -179,8 +179,9 @@ def network() -> None:
         run("ip", "link", "add", f"eth{cable}", "netns", "a", "type", "veth", "peer", "name", f"eth{cable}", "netns", "b")
     for number, name in enumerate(("a", "b"), 1):
         run("nsenter", f"--net=/run/netns/{name}", "sh", "-c", "ip link set lo up; for i in 0 1; do ip link set eth$i up; "
-            f"ip address add 10.0.$i.{number}/24 dev eth$i; done; sysctl -qw net.ipv4.conf.all.rp_filter=0 net.ipv4.conf.eth0.rp_filter=0; "
-            f"ip address add {ADDRESS}/32 dev lo")
+            f"ip address add 10.0.$i.{number}/24 dev eth$i; done; sysctl -qw net.ipv4.conf.all.rp_filter=0 net.ipv4.conf.eth0.rp_filter=0 "
+            "net.ipv4.neigh.eth0.retrans_time_ms=100 net.ipv4.neigh.eth1.retrans_time_ms=100; "
+            f"ip address add {ADDRESS}/32 dev lo; ip address add {ADDRESS}/32 dev eth0")
 
 
 run("mkdir", "-p", "/run/netns")
@@ -196,7 +197,8 @@ def pair(options: str = "", service: str = "", protected: bool = True) -> tuple[
     running.clear()
     a, b = Host("a", 1, "primary", options, service), Host("b", 2, "backup", options, service)
     for host in (a, b):
-        host.sh(f"ip link set eth0 up; ip link set eth1 up; nft flush ruleset; ip address replace {ADDRESS}/32 dev lo")
+        host.sh(f"ip link set eth0 up; ip link set eth1 up; nft flush ruleset; "
+                f"ip address replace {ADDRESS}/32 dev lo; ip address replace {ADDRESS}/32 dev eth0")
         host.start()
     if protected:
         wait("both are protected", lambda: a.state() == b.state() == "protected")
