@@ -478,11 +478,11 @@ static void address_place(struct service *svc)
 
 /* What is kept. */
 
-static void state_path(const struct service *svc, char path[PATH_MAX])
+static void state_path(const struct service *svc, const char *what, char path[PATH_MAX])
 {
 	char name[NAME_SIZE + 8];
 
-	snprintf(name, sizeof(name), "%s.state", svc->c->name);
+	snprintf(name, sizeof(name), "%s.%s", svc->c->name, what);
 	control_beside(name, path);
 }
 
@@ -503,10 +503,11 @@ static void this_life(char text[64])
 
 static void state_save(const struct service *svc)
 {
-	char path[PATH_MAX], life[64], peer[128], log[128], line[STATE_SIZE + 1];
+	char path[PATH_MAX], new[PATH_MAX + 8], life[64], peer[128], log[128], line[STATE_SIZE + 1];
+	FILE *f;
 	int fd;
 
-	state_path(svc, path);
+	state_path(svc, "state", path);
 	this_life(life);
 	/* What is the file's may change with it */
 	snprintf(peer, sizeof(peer), "%s", memcmp(&svc->peer, &svc->c->peer, sizeof(svc->peer)) ? address_text(&svc->peer, false) : "-");
@@ -520,6 +521,14 @@ static void state_save(const struct service *svc)
 		say(LOG_ERR, "%s: %s", path, strerror(errno));
 	if (fd >= 0)
 		close(fd);
+	/* Where the address belongs: at the host that goes on alone, then at the backup. In one step: nobody reads half of it. */
+	state_path(svc, "claim", path);
+	snprintf(new, sizeof(new), "%s.new", path);
+	f = fopen(new, "we");
+	if (f)
+		fprintf(f, "%u\n", svc->state == ALONE ? 2 : svc->backup && svc->state != ABANDONED ? 1 : 0);
+	if (!f || fclose(f) || rename(new, path))
+		say(LOG_ERR, "%s: %s", path, strerror(errno));
 }
 
 static void state_load(struct service *svc)
@@ -533,7 +542,7 @@ static void state_load(struct service *svc)
 	svc->backup = svc->c->backup;
 	svc->peer = svc->c->peer;
 	svc->peer_log = svc->c->peer_log;
-	state_path(svc, path);
+	state_path(svc, "state", path);
 	f = fopen(path, "re");
 	if (!f)
 		return;
@@ -1060,7 +1069,6 @@ int services_start(void)
 		svc = must_alloc(sizeof(*svc));
 		svc->c = c;
 		state_load(svc);
-		state_save(svc);
 		LL_APPEND(services, svc);
 	}
 	if (!kernel_there())
@@ -1077,8 +1085,10 @@ int services_start(void)
 		}
 	if (nft_apply(true))
 		return -1;
-	LL_FOREACH(services, svc)
+	LL_FOREACH(services, svc) {
 		address_place(svc);
+		state_save(svc);
+	}
 	return 0;
 }
 

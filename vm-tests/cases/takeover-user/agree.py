@@ -61,6 +61,7 @@ def switched() -> None:
     equal(watch.stdout.readline(), "web: alone, epoch 2: agreed with the peer\n")
     watch.kill()
     equal((a.state(), b.state(), a.ops()[-1], b.ops()[-1]), ("abandoned", "alone", "abandon", "promote"))
+    equal([(host.place / "web.claim").read_text() for host in (a, b)], ["0\n", "2\n"])
     wait("nothing is copied", lambda: "dup" not in b.sh("nft list table ip takeover"))
     lines = run(PERDURECTL, "log", env={"PERDURE_VERDICTS": str(b.place)}).splitlines()
     assert any("takeover" in line and "alone" in line and "web" in line for line in lines), lines
