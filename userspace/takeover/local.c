@@ -68,8 +68,9 @@ static void send_answer(struct client *client, const struct local_answer *answer
 		control.header.cmsg_len = CMSG_LEN(sizeof(int));
 		memcpy(CMSG_DATA(&control.header), &fd, sizeof(fd));
 	}
-	/* It has asked once, so there is room, or it has gone */
-	sendmsg(client->watch.fd, &message, MSG_NOSIGNAL | MSG_DONTWAIT);
+	/* It has asked once, so there is room, or it has gone; if not, it is not to wait for what does not come */
+	if (sendmsg(client->watch.fd, &message, MSG_NOSIGNAL | MSG_DONTWAIT) < 0)
+		shutdown(client->watch.fd, SHUT_RDWR);
 	if (fd >= 0)
 		close(fd);
 }

@@ -180,25 +180,71 @@ static bool kernel_there(void)
 	return !getsockopt(kernel, IPPROTO_TCP, TCP_REPLICA, &arg, &len);
 }
 
-/* What it counts of a service, as a line of key=value; NULL: nothing */
-static char *kernel_counts(const struct service *svc)
+/* A line of it that is a service's begins so; then there is "ADDRESS:PORT role=ROLE", and what it counts */
+#define SERVICE_LINE	"service service="
+
+static struct service *kernel_line(const char *line)
+{
+	char want[INET6_ADDRSTRLEN + 40];
+	struct service *svc;
+
+	LL_FOREACH(services, svc) {
+		snprintf(want, sizeof(want), svc->c->at.family == AF_INET ? SERVICE_LINE "%s:%u " : SERVICE_LINE "[%s]:%u ",
+			 endpoint_text(&svc->c->at), ntohs(svc->c->at.port));
+		if (!strncmp(line, want, strlen(want)))
+			return svc;
+	}
+	return NULL;
+}
+
+/* What it counts of each service, as key=value. It has a line of each connection, too: it is read once for all services. */
+static void kernel_read(void)
 {
 	FILE *f = fopen("/proc/net/tcp_replica", "re");
-	char *line = NULL, want[INET6_ADDRSTRLEN + 40];
+	struct service *svc;
+	char *line = NULL;
 	size_t room = 0;
 
-	snprintf(want, sizeof(want), svc->c->at.family == AF_INET ? "service service=%s:%u " : "service service=[%s]:%u ",
-		 endpoint_text(&svc->c->at), ntohs(svc->c->at.port));
-	while (f && getline(&line, &room, f) > 0)
-		if (!strncmp(line, want, strlen(want))) {
-			fclose(f);
-			memmove(line, line + strlen(want), strlen(line + strlen(want)) + 1);
-			return line;
-		}
+	LL_FOREACH(services, svc) {
+		free(svc->counts);
+		svc->counts = NULL;
+	}
+	while (f && getline(&line, &room, f) > 0) {
+		svc = kernel_line(line);
+		if (svc && !svc->counts)
+			svc->counts = strdup(strchr(line + strlen(SERVICE_LINE), ' ') + 1);
+	}
 	free(line);
 	if (f)
 		fclose(f);
-	return NULL;
+}
+
+/* One that is not in the file any more would stay as it was, and a muted one be silent until the host is started anew */
+static void kernel_leave(void)
+{
+	FILE *f = fopen("/proc/net/tcp_replica", "re");
+	char *line = NULL, at[64], role[16];
+	struct tcp_replica arg;
+	union address address;
+	size_t room = 0;
+
+	while (f && getline(&line, &room, f) > 0) {
+		if (kernel_line(line) || sscanf(line, SERVICE_LINE "%63s role=%15s", at, role) != 2 || !strcmp(role, "off") ||
+		    !address_parse(at, true, &address))
+			continue;
+		say(LOG_WARNING, "%s is not in the file any more, and was %s: its new connections are ordinary ones", at, role);
+		arg = (struct tcp_replica){ .op = TCP_REPLICA_SET, .role = TCP_REPLICA_OFF, .family = address.any.sa_family };
+		arg.port = ((struct sockaddr_in *)&address)->sin_port;
+		if (arg.family == AF_INET)
+			memcpy(arg.address, &((struct sockaddr_in *)&address)->sin_addr, 4);
+		else
+			memcpy(arg.address, &((struct sockaddr_in6 *)&address)->sin6_addr, 16);
+		if (setsockopt(kernel, IPPROTO_TCP, TCP_REPLICA, &arg, sizeof(arg)))
+			say(LOG_ERR, "%s: the kernel does not leave it: %s", at, strerror(errno));
+	}
+	free(line);
+	if (f)
+		fclose(f);
 }
 
 /* The network. */
@@ -1083,6 +1129,7 @@ int services_start(void)
 					svc->state = WAITING;
 			}
 		}
+	kernel_leave();
 	if (nft_apply(true))
 		return -1;
 	LL_FOREACH(services, svc) {
@@ -1124,15 +1171,15 @@ json_t *services_status(void)
 	json_t *all = json_array();
 	struct service *svc;
 
+	kernel_read();
+
 	LL_FOREACH(services, svc) {
 		const uint64_t now = now_ns();
 		const bool alive = svc->alive_at && now - svc->alive_at < 3 * SECOND_NS;
-		char *line = kernel_counts(svc);
-		json_t *kernel = json_object();
+		json_t *counts = json_object();
 
-		if (line)
-			counts_add(kernel, line);
-		free(line);
+		if (svc->counts)
+			counts_add(counts, svc->counts);
 		json_array_append_new(all, json_pack(
 			"{s:s, s:s, s:i, s:s, s:s, s:I, s:{s:s, s:s, s:b, s:s}, s:b, s:b, s:b, s:b, s:I, s:I, s:I, s:I, s:o}",
 			"name", svc->c->name, "address", endpoint_text(&svc->c->at), "port", ntohs(svc->c->at.port), "state", state_name(svc),
@@ -1141,7 +1188,7 @@ json_t *services_status(void)
 			"state", alive ? state_names[svc->peer_state] : "unknown",
 			"split", svc->split, "silent", svc->silent >= SILENT_ASKS, "settings_differ", svc->differs, "protect", wants_protection(svc),
 			"replies", (json_int_t)svc->replies, "executed", (json_int_t)svc->executed, "refused", (json_int_t)svc->refused,
-			"lost", (json_int_t)svc->lost, "kernel", kernel));
+			"lost", (json_int_t)svc->lost, "kernel", counts));
 	}
 	return all;
 }

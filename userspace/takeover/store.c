@@ -181,7 +181,8 @@ static void entry_empty(struct entry *e)
 static void entry_free(struct entry *e)
 {
 	entry_empty(e);
-	used -= ENTRY_COST;
+	if (e->state != REFUSED)
+		used -= ENTRY_COST;
 	HASH_DEL(entries, e);
 	free(e);
 }
@@ -323,6 +324,7 @@ static void entry_refuse(struct entry *e, const char *why)
 
 	say(LOG_WARNING, "%s: a reply is not logged: %s", e->svc->c->name, why);
 	entry_empty(e);
+	used -= ENTRY_COST;	/* it is remembered, but takes no file: a log that refuses gets room again */
 	e->state = REFUSED;
 	e->when = now_ns();
 	if (log)

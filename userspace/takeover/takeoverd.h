@@ -80,6 +80,7 @@ struct service {
 	unsigned int announcements;	/* of the address that are to come */
 	uint64_t unreachable_until;	/* its log: so that not everybody waits for it */
 	struct claim *claim;
+	char *counts;			/* the kernel's, as it tells them */
 	/* The reply log's */
 	struct log *logs;
 	uint64_t replies, executed, refused, lost;

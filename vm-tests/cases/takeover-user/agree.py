@@ -252,6 +252,16 @@ def started_anew() -> None:
     equal((a.state(), a.status()["epoch"], a.ops()[-1]), ("protected", 1, "set 1"))
     b.start()
     equal((b.state(), b.status()["epoch"], b.ops()[-1]), ("protected", 1, "set 2"))
+    # What the file does not have any more is not left muted; what it has, is
+    services = "service service={0}:{1} role=muted patience_ms=1000 now_primary=0 now_muted={2} promoted=3\n"
+    b.kill()
+    (b.place / "proc").write_text("".join(services.format("192.0.2.10", *which) for which in ((80, 7), (81, 8)))
+                                  + services.format("[2001:db8::1]", 80, 9) + services.format("192.0.2.12", 80, 0).replace("muted", "off"))
+    b.start()
+    equal([line for line in b.text().splitlines() if "any more" in line],
+          [f"takeoverd: {at} is not in the file any more, and was muted: its new connections are ordinary ones" for at in ("192.0.2.10:81", "[2001:db8::1]:80")])
+    equal((b.ops()[-3:], b.status()["kernel"]["now_muted"], b.status()["kernel"]["promoted"]), (["set 2", "set 0", "set 0"], 7, 3))
+    (b.place / "proc").unlink()
     # The primary's host; then the backup's
     for host in (a, b):
         epoch = a.status()["epoch"]

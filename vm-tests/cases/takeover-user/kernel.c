@@ -40,6 +40,18 @@ static int text_of(const char *name, char text[128])
 	return n > 0;
 }
 
+/* What it tells of services: the file "proc" */
+FILE *fopen(const char *path, const char *mode)
+{
+	FILE *(*next)(const char *, const char *) = dlsym(RTLD_NEXT, "fopen64");	/* which this is, too */
+	int fd;
+
+	if (strcmp(path, "/proc/net/tcp_replica"))
+		return next(path, mode);
+	fd = in_place("proc", O_RDONLY);
+	return fd >= 0 ? fdopen(fd, mode) : NULL;
+}
+
 int getsockopt(int fd, int level, int name, void *restrict value, socklen_t *restrict len)
 {
 	int (*next)(int, int, int, void *, socklen_t *) = dlsym(RTLD_NEXT, "getsockopt");
