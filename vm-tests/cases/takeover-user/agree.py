@@ -192,7 +192,8 @@ def stood_still() -> None:
     wait("both are protected", lambda: a.state() == b.state() == "protected")
     # In the middle of it
     cables(b, False)
-    thread = promote(a, statuses := {})
+    statuses = {}
+    thread = promote(a, statuses)
     time.sleep(0.1)
     a.process.send_signal(signal.SIGSTOP)
     time.sleep(1)
@@ -398,7 +399,8 @@ def restarting() -> None:
     for one in crowd:
         one.connect(str(b.socket))
     wait("it says so", lambda: "no descriptors left" in b.text())
-    thread = promote(b, statuses := {})
+    statuses = {}
+    thread = promote(b, statuses)
     time.sleep(0.5)
     equal(statuses, {})
     for one in crowd:
