@@ -476,15 +476,33 @@ static void sysctl_set(const char *path, const char *value)
 		close(fd);
 }
 
+static bool address_there(const struct service *svc, const char *interface)
+{
+	struct ifaddrs *all, *a;
+	bool there = false;
+
+	if (getifaddrs(&all))
+		return false;
+	for (a = all; a && !there; a = a->ifa_next)
+		if (a->ifa_addr && a->ifa_addr->sa_family == svc->c->at.family && !strcmp(a->ifa_name, interface))
+			there = svc->c->at.family == AF_INET ?
+				!memcmp(&((const struct sockaddr_in *)a->ifa_addr)->sin_addr, svc->c->at.address, 4) :
+				!memcmp(&((const struct sockaddr_in6 *)a->ifa_addr)->sin6_addr, svc->c->at.address, 16);
+	freeifaddrs(all);
+	return there;
+}
+
 static void address_change(const struct service *svc, bool there, const char *interface)
 {
 	const bool v4 = svc->c->at.family == AF_INET;
 	char text[INET6_ADDRSTRLEN + 4];
-	const char *add[] = { "ip", v4 ? "-4" : "-6", "address", "replace", text, "dev", interface, v4 ? NULL : "nodad", NULL };
+	const char *add[] = { "ip", v4 ? "-4" : "-6", "address", "add", text, "dev", interface, v4 ? NULL : "nodad", NULL };
 	const char *remove[] = { "ip", v4 ? "-4" : "-6", "address", "flush", "dev", interface, "to", text, NULL };
 
 	snprintf(text, sizeof(text), "%s/%u", endpoint_text(&svc->c->at), v4 ? 32 : 128);
-	finish(start(NULL, there ? add : remove), "ip");
+	/* One of IPv6 is not replaced by itself: without CONFIG_IPV6_MULTIPLE_TABLES, it would be local no more */
+	if (there != address_there(svc, interface))
+		finish(start(NULL, there ? add : remove), "ip");
 }
 
 /* Another service here has its clients at the same address */
