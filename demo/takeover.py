@@ -42,6 +42,27 @@ TakeoverEngine on
 TakeoverPrefix / sync-static
 TakeoverPrefix /cgi-bin/ dynamic
 """
+# Without takeover: the address alone
+KEEPALIVED = """
+global_defs {{
+    vrrp_version 3
+    vrrp_startup_delay 2
+}}
+vrrp_instance address {{
+    state BACKUP
+    interface lan
+    virtual_router_id 1
+    priority {priority}
+    advert_int 0.1
+    unicast_src_ip {own}
+    unicast_peer {{
+        {peer}
+    }}
+    virtual_ipaddress {{
+        {address}/24 dev lan
+    }}
+}}
+"""
 # What it answers is another thing on each host and at each time
 ORDER = """#!/bin/sh
 read -r form
@@ -103,9 +124,8 @@ def today() -> None:
         hosts = {name: net.host(name, {"lan": f"{LAN[name]}/24"}) for name in ("client", *HOSTS)}
         for name in HOSTS:
             serve(hosts[name].up(), False)
-            hosts[name].put("/run/keepalived.conf", (pairs.KEEPALIVED.format() + pairs.INSTANCE.format(
-                name="address", interface="lan", id=1, priority=150 if name == "one" else 100, own=LAN[name],
-                peer=LAN["two" if name == "one" else "one"], address=f"virtual_ipaddress {{\n{ADDRESS}/24 dev lan\n}}", notify="")).encode())
+            hosts[name].put("/run/keepalived.conf", KEEPALIVED.format(
+                priority=150 if name == "one" else 100, own=LAN[name], peer=LAN["two" if name == "one" else "one"], address=ADDRESS).encode())
             hosts[name].spawn("exec keepalived -n -f /run/keepalived.conf -p /run/ka.pid -r /run/ka-vrrp.pid")
         wait("the address is there", lambda: ADDRESS in hosts["one"].run("ip address show dev lan"))
         film, order = clients(hosts["client"], [hosts[name] for name in HOSTS])

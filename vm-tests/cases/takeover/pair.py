@@ -1,129 +1,255 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
 """
-Two hosts of a service, virtual machines with takeoverd and keepalived, and a client. "one" is the primary at first, "two" has the
-address. They have a network to the client and one to each other, and watch each other on both.
+Two hosts of services, virtual machines with takeoverd, keepalived and a server each, and a client that reads. They have a network to
+the client and one to each other. keepalived's configuration is the example that is installed.
 """
 
+import contextlib
+import json
 import os
 import random
-import struct
+import re
+import signal
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent / "harness"))
-from points import equal, main, run  # noqa: E402,F401
+from points import TOP, equal, main, run  # noqa: E402,F401
 from guests import wait  # noqa: E402
-from net import Frame, Host, Network, Process  # noqa: E402
+from net import Host, Network, Process  # noqa: E402
+from replica import Judge, Phase  # noqa: E402
 
-ADDRESS = "192.0.2.10"
-PORT = 80
 KEY = "000102030405060708090a0b0c0d0e0f"
 LAN = {"client": "192.0.2.1", "one": "192.0.2.2", "two": "192.0.2.3"}
+LAN6 = {name: f"2001:db8::{i}" for i, name in enumerate(LAN, 1)}
 LINK = {"one": "10.0.0.1", "two": "10.0.0.2"}
-MARKS = {"lan": "192.0.2.11", "link": "10.0.0.11"}
 OTHER = {"one": "two", "two": "one"}
 SEED = int(os.environ.get("PERDURE_SEED") or random.SystemRandom().randrange(1 << 32))
 draw = random.Random(SEED)
+# A machine that emulates several others is slow now and then: 2 s without a word are a death here
+INTERVAL, ARBITRATE = "0.5", "1s"
 
 TAKEOVER = """
 [host]
 name = {name}
-log_listen = {link}:7550
-metrics = 127.0.0.1:9750
-[service web]
-address = {address}
-port = {port}
+log_listen = 0.0.0.0:7550
+arbitrate = {arbitrate}
+"""
+TAKEOVER_SERVICE = """
+[service {service.name}]
+address = {service.address}
+port = {service.port}
 role = {role}
 peer = {peer}
-peer_log = {peer}:7550
+peer_log = {peer_log}:7550
 interface = lan
 key_file = /run/web.key
-patience = 1s
+patience = {patience}
 """
-# One instance for each way in which a host can be missed. Who becomes the master of one that is not its own goes on alone, and
-# protects again when the owner is back.
-KEEPALIVED = """
-global_defs {{
-    vrrp_version 3
-    vrrp_startup_delay 2
-    script_user root
-    enable_script_security
-}}
-"""
-INSTANCE = """
-vrrp_instance {name} {{
-    state BACKUP
-    interface {interface}
-    virtual_router_id {id}
-    priority {priority}
-    advert_int 0.1
-    unicast_src_ip {own}
-    unicast_peer {{
-        {peer}
-    }}
-    {address}
-    {notify}
-}}
-"""
+
+
+class Service:
+    def __init__(self, name: str, address: str, port: int = 80, backup: str = "two") -> None:
+        self.name, self.address, self.port, self.backup = name, address, port, backup
+
+    @property
+    def v6(self) -> bool:
+        return ":" in self.address
+
+
+WEB = Service("web", "192.0.2.10")
+ADDRESS = WEB.address
+EXAMPLES = TOP / "userspace/takeover/examples"
+
+
+class Traffic:
+    """Clients that read for ever: traffic.py."""
+
+    def __init__(self, host: Host, service: Service, long: int, short: int, idle: int) -> None:
+        self.steady, self.clients = long + short, long + short + idle
+        self.process = host.spawn([sys.executable, str(HERE / "traffic.py"), "read", service.address, str(service.port),
+                                   *map(str, (long, short, idle))])
+
+    def lines(self, word: str) -> list[list[str]]:
+        text = self.process.text()
+        errors = [line for line in text.splitlines() if line.startswith(("error", "Traceback"))]
+        assert not errors and self.process.status is None, f"a client has failed: {errors[:5]} {text[-2000:] if not errors else ''}"
+        return [line.split()[1:] for line in text[:text.rfind("\n") + 1].splitlines() if line.startswith(word + " ")]
+
+    def answers(self) -> list[int]:
+        said = self.lines("answers")
+        return [int(n) for n in said[-1]] if said else [0] * self.clients
+
+    def goes_on(self, before: list[int], limit: float = 90) -> None:
+        """Each client has had an answer that it asked for since."""
+        def done() -> bool:
+            now = self.answers()
+            return len(now) == self.clients and all(n >= old + (2 if i < self.steady else 1) for i, (n, old) in enumerate(zip(now, before)))
+
+        wait("each client reads on", done, limit)
+
+    def pauses(self) -> list[int]:
+        return [int(ms) for ms, in self.lines("pause")]
 
 
 class Pair:
-    def __init__(self, net: Network) -> None:
-        self.net = net
-        self.hosts: dict[str, Host] = {}
-        for name in ("client", "one", "two"):
-            nics = {"lan": f"{LAN[name]}/24"} | ({"link": f"{LINK[name]}/24"} if name in LINK else {})
-            self.hosts[name] = net.host(name, nics)
+    """With `clients`, how many of each kind, the servers are ours, and they read."""
+
+    def __init__(self, net: Network, *services: Service, clients: tuple[int, int, int] | None = None) -> None:
+        self.net, self.services, self.clients = net, services or (WEB,), clients
+        self.phases: list[Phase] = []
+        self.found: dict[str, dict[str, dict[str, Any]]] = {}
+        self.traffic: list[Traffic] = []
+        self.said: dict[str, list[Process]] = {"one": [], "two": []}
+        self.daemons: dict[str, dict[str, Process]] = {"one": {}, "two": {}}
+        self.hosts = {name: net.host(name, {"lan": f"{LAN[name]}/24 {LAN6[name]}/64"}
+                                     | ({"link": f"{LINK[name]}/24"} if name in LINK else {})) for name in LAN}
         self.client = self.hosts["client"]
-        self.watchers: dict[str, list[Process]] = {}
         for name in OTHER:
             self.begin(name)
-
-    def begin(self, name: str) -> None:
-        """After its boot."""
-        host = self.hosts[name].up()
-        role = "primary" if name == "one" else "backup"
-        host.put("/run/web.key", KEY.encode() + b"\n")
-        host.run("chmod 600 /run/web.key; mkdir -p /run/takeover")
-        host.put("/run/takeover.conf", TAKEOVER.format(name=name, link=LINK[name], peer=LINK[OTHER[name]], address=ADDRESS, port=PORT,
-                                                       role=role).encode())
-        host.put("/run/keepalived.conf", self.keepalived(name).encode())
-        host.run("sysctl -qw net.ipv4.conf.all.rp_filter=0 net.ipv4.conf.lan.rp_filter=0 net.ipv4.conf.link.rp_filter=0")
-        daemon = host.spawn("exec takeoverd --config /run/takeover.conf")
-        self.watchers[name] = [daemon]
-        wait("takeoverd answers", lambda: host.run("takeoverctl status", check=False).startswith("SERVICE"), 20)
-
-    def keepalived(self, name: str) -> str:
-        text = KEEPALIVED.format()
-        own = {"address": "two", "primary": "one", "primary_link": "one"}
-        for number, (what, owner) in enumerate(own.items(), 1):
-            interface, places = ("link", LINK) if what.endswith("link") else ("lan", LAN)
-            text += INSTANCE.format(
-                name=what, interface=interface, id=number, priority=150 if name == owner else 100, own=places[name],
-                peer=places[OTHER[name]],
-                # keepalived wants one of each
-                address=f"virtual_ipaddress {{\n        {ADDRESS if what == 'address' else MARKS[interface]}/24 dev {interface}\n    }}",
-                notify="" if name == owner else 'notify_master "takeoverctl promote web"\n    notify_backup "takeoverctl protect web"')
-        return text
 
     def watch(self) -> None:
         """Begins to."""
         for name in OTHER:
-            self.watchers[name].append(self.hosts[name].spawn("exec keepalived -n -l -D -f /run/keepalived.conf -p /run/ka.pid -r /run/ka-vrrp.pid"))
-        wait("the address is there", lambda: ADDRESS in self.hosts["two"].run("ip address show dev lan"))
-        wait("protected", lambda: all(" protected " in self.status(name) for name in OTHER))
+            self.spawn(name, "keepalived")
+        self.settle()
+        if self.clients:
+            self.traffic = [Traffic(self.client, service, *self.clients) for service in self.services]
+        for traffic in self.traffic:
+            traffic.goes_on([0] * traffic.clients)
 
-    def status(self, name: str) -> str:
-        return self.hosts[name].run("takeoverctl status", check=False)
+    # ---- A host
 
-    def kernel(self, name: str) -> dict[str, str]:
-        """The service's line of /proc/net/tcp_replica."""
-        for line in self.hosts[name].run("cat /proc/net/tcp_replica").splitlines():
-            if line.startswith("service "):
-                return dict(pair.split("=", 1) for pair in line.split()[1:])
-        return {}
+    def begin(self, name: str) -> None:
+        """After its boot."""
+        host = self.hosts[name].up()
+        other = OTHER[name]
+        conf = TAKEOVER.format(name=name, arbitrate=ARBITRATE) + "".join(TAKEOVER_SERVICE.format(
+            service=s, role="backup" if s.backup == name else "primary", peer=(LAN6 if s.v6 else LAN)[other], peer_log=LINK[other],
+            # What is judged must not go on alone because the machine is busy
+            patience="10s" if self.clients else "2s") for s in self.services)
+        host.put("/run/takeover.conf", conf.encode())
+        host.put("/run/keepalived.conf", self.keepalived(name).encode())
+        host.run(f"umask 077; echo {KEY} >/run/web.key; mkdir -p /run/takeover; "
+                 "sysctl -qw net.ipv4.conf.all.rp_filter=0 net.ipv4.conf.lan.rp_filter=0 net.ipv4.conf.link.rp_filter=0")
+        if self.clients:
+            self.spawn(name, "server").says("listens")
+        self.spawn(name, "takeoverd")
+        wait("takeoverd answers", lambda: "services" in host.run("takeoverctl status --json", check=False), 20)
 
-    def said(self, name: str) -> str:
-        return "\n".join(process.text() for process in self.watchers[name])
+    def spawn(self, name: str, what: str) -> Process:
+        ports = sorted({s.port for s in self.services})
+        process = self.daemons[name][what] = self.hosts[name].spawn({
+            "takeoverd": "exec takeoverd --config /run/takeover.conf",
+            "keepalived": "exec keepalived -n -l -D -f /run/keepalived.conf -p /run/ka.pid -r /run/ka-vrrp.pid",
+            "server": f"exec {sys.executable} {HERE / 'traffic.py'} serve {' '.join(map(str, ports))}"}[what])
+        self.said[name].append(process)
+        return process
+
+    def keepalived(self, name: str) -> str:
+        """The example, with our values, and with the part that is a service's for each."""
+        text = (EXAMPLES / "keepalived.conf").read_text().replace("eth0", "lan").replace("/etc/keepalived", str(EXAMPLES))
+        first = name == "one"
+        for key, value in {"OWN": LAN[name], "PEER": LAN[OTHER[name]], "OWN_ID": 3 - first, "PEER_ID": 2 + first, "INTERVAL": INTERVAL,
+                           "OWN_MARK": f"127.0.0.{3 - first}", "PEER_MARK": f"127.0.0.{2 + first}"}.items():
+            text = re.sub(rf"^\${key}=.*$", f"${key}={value}", text, flags=re.MULTILINE)
+        start, end = text.index("# Where the address"), text.index("# What this host says")
+        part, parts = text[start:end], ""
+        for number, s in enumerate(self.services):
+            # An instance of IPv4 can have other addresses beside its own
+            address = f"127.0.0.{100 + number} dev lo\n    }}\n    virtual_ipaddress_excluded {{\n        {s.address}/128" if s.v6 \
+                else f"{s.address}/32"
+            parts += part.replace("192.0.2.10/32", address).replace("web", s.name).replace("instance address", f"instance {s.name}") \
+                .replace("router_id 1", f"router_id {10 + number}")
+        return text[:start] + parts + text[end:]
+
+    def boot(self, name: str) -> None:
+        self.hosts[name].start()
+        self.begin(name)
+        self.spawn(name, "keepalived")
+
+    # ---- What they say
+
+    def status(self, name: str) -> dict[str, dict[str, Any]]:
+        said = self.hosts[name].run("takeoverctl status --json", check=False)
+        with contextlib.suppress(json.JSONDecodeError):
+            return {s["name"]: s for s in json.loads(said)["services"]}
+        return {s.name: {"state": "silent", "role": "", "epoch": -1} for s in self.services}
+
+    def count(self, name: str, key: str, service: str = "web") -> int:
+        return int(self.status(name)[service]["kernel"].get(key, 0))
+
+    def backup(self, service: Service = WEB) -> str:
+        """Where the service's address is."""
+        return next(name for name in OTHER if self.status(name)[service.name]["role"] == "backup")
+
+    def settle(self, limit: float = 90) -> None:
+        """Both have all services and all connections, and the addresses are the backups': a new phase."""
+        def settled() -> bool:
+            for name, daemons in self.daemons.items():
+                assert all(d.status is None for d in daemons.values()), f"something has ended at {name}"
+            there = {name: self.hosts[name].run("ip address show dev lan; ss -Htn state established") for name in OTHER}
+            self.found = {name: self.status(name) for name in OTHER}
+            return all(self.settled(s, there) for s in self.services)
+
+        wait("both hosts have the services", settled, limit)
+        # One that has not been used says nothing about what was meanwhile
+        self.phases = [phase for phase in self.phases if phase.end != Phase.end]
+        now = time.monotonic_ns()
+        self.phases += [Phase((s.address, s.port), now, next(n for n in OTHER if self.found[n][s.name]["role"] == "primary"))
+                        for s in self.services]
+
+    def settled(self, s: Service, there: dict[str, str]) -> bool:
+        both = {name: self.found[name][s.name] for name in OTHER}
+        if any(b["state"] != "protected" for b in both.values()) or {b["role"] for b in both.values()} != {"primary", "backup"}:
+            return False
+        end = f" [{s.address}]:{s.port} " if s.v6 else f" {s.address}:{s.port} "
+        for name, b in both.items():
+            # Neither busy ones that were alone are left, nor such as began while a host was
+            if there[name].count(end) > b["kernel"]["now_primary"] + b["kernel"]["now_muted"]:
+                return False
+            if (f" {s.address}/" in there[name]) != (b["role"] == "backup"):
+                return False
+        return True
+
+    # ---- What is done to them
+
+    def strike(self, what: str, do: Callable[[], object], survivor: str = "", after: Callable[[], object] = lambda: None) -> None:
+        """Something happens while both have the services; the clients read on."""
+        # Connections are to begin while they are
+        time.sleep(1 + draw.random())
+        before = [t.answers() for t in self.traffic]
+        pauses = [len(t.pauses()) for t in self.traffic]
+        now = time.monotonic_ns()
+        found = self.status("one")
+        still = all(found[s.name]["epoch"] == self.found["one"][s.name]["epoch"] for s in self.services)
+        for phase in self.phases[-len(self.services):]:
+            phase.end, phase.survivor = now if still else 0, survivor
+        do()
+        after()
+        for traffic, old in zip(self.traffic, before):
+            traffic.goes_on(old)
+        longest = max([ms for t, n in zip(self.traffic, pauses) for ms in t.pauses()[n:]], default=0)
+        print(f"# {what}: the longest pause is {longest} ms", flush=True)
+
+    def judge(self) -> None:
+        phases = [phase for phase in self.phases if phase.end != Phase.end]
+        judge = Judge(self.net.capture("lan"), [(s.address, s.port) for s in self.services], phases)
+        print(f"# {judge.bytes} bytes compared, {judge.judged} segments judged, of {len(judge.flows)} connections in {len(phases)} phases",
+              flush=True)
+        assert judge.judged > 0
+
+    def log(self) -> str:
+        return "\n".join(f"--- {name}: {process.what}: {process.status}\n{process.text()[-6000:]}"
+                         for name in OTHER for process in self.said[name])
+
+    def restart(self, name: str, what: str) -> None:
+        """As systemd does, after it was killed."""
+        self.daemons[name][what].signal(signal.SIGKILL)
+        self.daemons[name][what].wait()
+        time.sleep(0.5)
+        self.spawn(name, what)
