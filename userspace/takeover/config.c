@@ -18,6 +18,7 @@
 #include "config.h"
 #include "units.h"
 
+#define NAME_MOST	40
 #define MS	1000000ull
 #define SECOND	(1000 * MS)
 
@@ -240,9 +241,10 @@ static struct service_config *service_named(struct parser *p, const char *name)
 	LL_FOREACH(p->c->services, s)
 		if (!strcmp(s->name, name))
 			return s;
-	if (strlen(name) >= NAME_SIZE || name[strspn(name, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-.")] || *name == '.' ||
+	/* The library cuts names of sections */
+	if (strlen(name) > NAME_MOST || name[strspn(name, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-.")] || *name == '.' ||
 	    !strcmp(name, "all")) {
-		wrong(p, "[service %s]: a name is of letters, digits, - _ and ., and not \"all\"", name);
+		wrong(p, "[service %s]: a name is of up to 40 letters, digits, - _ and ., and not \"all\"", name);
 		return NULL;
 	}
 	s = calloc(1, sizeof(*s));

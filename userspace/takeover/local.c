@@ -330,6 +330,8 @@ static bool client_request(struct client *client, struct local_request *r, size_
 			refuse(client, ENOENT);
 		return true;
 	case LOCAL_WAIT:
+		if (r->number == UINT64_MAX)	/* there is none after it */
+			return false;
 		if (svc)
 			client->wait = wait_new(client, svc, r->id, r->number, r->alone);
 		else

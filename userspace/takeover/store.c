@@ -341,7 +341,7 @@ static void reply_begin(struct log *log, struct key key)
 	log->open = true;
 	log->key = key;
 	log->entry = NULL;
-	if (entry_find(key) || past_answered(key)) {
+	if (key.number == UINT64_MAX || entry_find(key) || past_answered(key)) {
 		log_say(log, LOG_REFUSED);
 		return;
 	}

@@ -37,7 +37,8 @@ def each_line() -> None:
         "patience = 1s": [("patience = 1", "not a time"), ("patience = 10ms", "not a time"), ("patience = 2d", "not a time")],
         key[0]: [(f"key_file = {open_key}", "others can read or change it"), (f"key_file = {short_key}", "not 32 hexadecimal digits"),
                  (f"key_file = {null_key}", "not 32 hexadecimal digits"), ("key_file = /none", "No such file")],
-        "[host]": [("[hosts]", "there is no section [hosts]"), ("[service all]", 'not "all"'), ("[service a/b]", "letters, digits"), ("nonsense", "neither [section]"), ("x = y", "before any [section]")],
+        "[host]": [("[hosts]", "there is no section [hosts]"), ("[service all]", 'not "all"'), ("[service a/b]", "letters, digits"),
+                   (f"[service {41 * 'n'}]", "up to 40 letters"), ("nonsense", "neither [section]"), ("x = y", "before any [section]")],
         "metrics = 127.0.0.1:9090": [("store_limit = 1", "not a size"), ("store_limit = 1T", "not a size"), ("control = run", "not a path"),
                                      ("arbitrate = 1ms", "not a time"), ("colour = red", "[host] has no option colour"), ("group =", "group has no value")],
     }
