@@ -13,9 +13,12 @@ MASTER)
 	ping -q -c 1 -i 0.2 -w 2 "$GATEWAY" >/dev/null && exec takeoverctl promote all
 	;;
 BACKUP)
-	# The other one is back
-	takeoverctl status | while read -r service _ _ state _; do
-		[ "$state" = alone ] && takeoverctl protect "$service"
+	# The other one is back; this one may just be promoting itself still, since it was late
+	for _ in 1 2 3 4 5; do
+		takeoverctl status | while read -r service _ _ state _; do
+			[ "$state" = alone ] && takeoverctl protect "$service"
+		done
+		sleep 1
 	done
 	;;
 esac
