@@ -132,6 +132,12 @@ static void *job_do(void *arg)
 	return NULL;
 }
 
+static const char *kernel_error(int err)
+{
+	return err == ENOPROTOOPT ? "it is none with TCP_REPLICA" :
+	       err == EBUSY ? "connections of another peer or key are still there: `takeoverctl promote` or `abandon` it first" : strerror(err);
+}
+
 static int kernel_op(struct service *svc, uint32_t op, uint32_t role)
 {
 	const struct endpoint *at = &svc->c->at;
@@ -656,11 +662,22 @@ static void change(struct service *svc, enum state state, const char *cause, uin
 	      cause, since ? now_ns() - since : 0);
 }
 
+/* What comes from now on is ordinary, and can be protected later */
+static void kernel_alone(struct service *svc)
+{
+	const int err = kernel_op(svc, TCP_REPLICA_SET, TCP_REPLICA_ALONE);
+
+	if (err && err != ENOPROTOOPT)
+		say(LOG_ERR, "%s: its connections will not be protected later: %s", svc->c->name, kernel_error(err));
+}
+
 /* A kernel that does not know it has nothing to do for it */
 static bool kernel_does(struct service *svc, uint32_t op, const char *what)
 {
 	const int err = kernel_op(svc, op, 0);
 
+	if (err == ENOENT && op == TCP_REPLICA_PROMOTE)
+		kernel_alone(svc);
 	if (!err || err == ENOENT || err == ENOPROTOOPT)
 		return true;
 	say(LOG_ERR, "%s: the kernel does not %s it: %s", svc->c->name, what, strerror(err));
@@ -688,12 +705,6 @@ static bool give_way(struct service *svc, uint64_t epoch, const char *cause)
 	change(svc, ABANDONED, cause, 0);
 	logs_close(svc);
 	return true;
-}
-
-static const char *kernel_error(int err)
-{
-	return err == ENOPROTOOPT ? "it is none with TCP_REPLICA" :
-	       err == EBUSY ? "connections of another peer or key are still there: `takeoverctl promote` or `abandon` it first" : strerror(err);
 }
 
 /* @agreed: the last epoch in which the peer may be alone, and has agreed since */
@@ -1146,6 +1157,8 @@ int services_start(void)
 				if (err != EBUSY)
 					svc->state = WAITING;
 			}
+		} else if (svc->state != ABANDONED) {
+			kernel_alone(svc);
 		}
 	kernel_leave();
 	if (nft_apply(true))

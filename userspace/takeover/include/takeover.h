@@ -30,7 +30,7 @@ enum takeover_role {
 	TAKEOVER_OFF,		/* one host has the connection, as ever */
 	TAKEOVER_PRIMARY,	/* both have it, and this one talks to the client */
 	TAKEOVER_BACKUP,	/* both have it, and this one is mute */
-	TAKEOVER_ALONE,		/* both had it; this one goes on with it as with any other */
+	TAKEOVER_ALONE,		/* this host has it, as any other, until the peer can have a copy */
 };
 
 /*

@@ -146,10 +146,13 @@ class Capture:
         self.log: list[tuple[bytes, str] | str] = []
         self.socket = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.htons(3))
         self.socket.setsockopt(socket.SOL_SOCKET, SO_RCVBUFFORCE, 256 << 20)
-        # Headers are enough: return SNAP
-        program = ctypes.create_string_buffer(struct.pack("=HBBI", 6, 0, 0, SNAP))
-        self.socket.setsockopt(socket.SOL_SOCKET, SO_ATTACH_FILTER, struct.pack("@HP", 1, ctypes.addressof(program)))
+        self.snap(SNAP)
         self.socket.setblocking(False)
+
+    def snap(self, length: int) -> None:
+        """So much is kept of what comes from now on; 0: nothing."""
+        program = ctypes.create_string_buffer(struct.pack("=HBBI", 6, 0, 0, length))     # return length
+        self.socket.setsockopt(socket.SOL_SOCKET, SO_ATTACH_FILTER, struct.pack("@HP", 1, ctypes.addressof(program)))
 
     def drain(self) -> None:
         with suppress(BlockingIOError):

@@ -5,6 +5,7 @@
 import ctypes
 import errno
 import os
+import select
 import socket
 import struct
 from contextlib import suppress
@@ -66,7 +67,7 @@ def values() -> None:
     mapped = bytes(10) + b"\xff\xff" + socket.inet_aton("192.0.2.1")
     check([("operation", argument(op=6), errno.EINVAL), ("huge operation", argument(op=0xffffffff), errno.EINVAL),
            ("flags", argument(flags=UNGATED), errno.EINVAL), ("unknown flag", argument(GATE, flags=2), errno.EINVAL),
-           ("role alone", argument(role=ALONE), errno.EINVAL), ("huge role", argument(role=0xffffffff), errno.EINVAL),
+           ("no such role", argument(role=ALONE + 1), errno.EINVAL), ("huge role", argument(role=0xffffffff), errno.EINVAL),
            ("no family", argument(family=0), errno.EINVAL), ("AF_UNIX", argument(family=1), errno.EINVAL),
            ("no port", argument(port=0), errno.EINVAL),
            ("no address", argument(address=bytes(16)), errno.EINVAL), ("no peer", argument(peer=bytes(16)), errno.EINVAL),
@@ -74,7 +75,7 @@ def values() -> None:
            ("more than an IPv4 peer", argument(peer=V6.packed(V6.muted)), errno.EINVAL),
            ("mapped address", argument(family=10, address=mapped, peer=V6.packed(V6.muted)), errno.EINVAL),
            ("mapped peer", argument(family=10, address=V6.packed(V6.service), peer=mapped), errno.EINVAL),
-           ("no key", argument(key=bytes(16)), errno.EINVAL),
+           ("no key", argument(key=bytes(16)), errno.EINVAL), ("alone, no key", argument(role=ALONE, key=bytes(16)), errno.EINVAL),
            ("id", argument(number=1), errno.EINVAL), ("unstored", argument(unstored=1), errno.EINVAL),
            ("unsent", argument(unsent=1), errno.EINVAL),
            ("off, but never on", argument(role=OFF, port=1), errno.ENOENT), ("promote", argument(PROMOTE, port=1), errno.ENOENT),
@@ -86,6 +87,7 @@ def values() -> None:
            # Off needs neither
            ("on", argument(), 0), ("off", argument(role=OFF, peer=bytes(16), key=bytes(16)), 0),
            ("off again", argument(role=OFF), 0), ("join what is off", argument(JOIN), errno.ENOENT),
+           ("alone", argument(role=ALONE), 0), ("join what is alone", argument(JOIN), errno.ENOENT), ("not alone", argument(role=OFF), 0),
            ("IPv6", argument(family=10, address=V6.packed(V6.service), peer=V6.packed(V6.muted)), 0),
            ("IPv6 off", argument(role=OFF, family=10, address=V6.packed(V6.service)), 0)])
 
@@ -236,6 +238,23 @@ def unreplicated() -> None:
             equal(fast.getsockopt(TCP, socket.TCP_INFO, 8)[5] & 32, 0)      # TCPI_OPT_SYN_DATA
 
 
+def cookies() -> None:
+    """A connection that begins with a SYN cookie is the primary's alone, and the muted host says nothing about it"""
+    with service(free=("primary",)) as hosts:
+        for name in ("primary", "muted"):
+            sysctl(name, tcp_syncookies=2)
+        client = hosts.connect()
+        a = hosts.accept("primary")
+        equal(state(a)["role"], OFF)
+        client.sendall(b"question")
+        equal(read(a, 8), b"question")
+        a.sendall(b"answer")
+        equal(read(client, 6), b"answer")
+        for name in ("primary", "muted"):
+            equal(hosts.count(name, "unreplicated"), 1)
+        equal(select.select([hosts.listeners["muted"]], [], [], 0.3)[0], [])
+
+
 def disconnected() -> None:
     """A socket that is connected to AF_UNSPEC is nothing of ours any more"""
     with service(free=("primary",)) as hosts:
@@ -264,4 +283,4 @@ def namespaces() -> None:
 
 
 if __name__ == "__main__":
-    main(sizes, values, who, full, busy, told, unreplicated, disconnected, namespaces)
+    main(sizes, values, who, full, busy, told, unreplicated, cookies, disconnected, namespaces)

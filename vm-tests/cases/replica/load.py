@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: GPL-2.0-or-later
-"""Many connections, many deaths: --connections at once, one death; --pauses measured; --kills at random instants."""
+"""Many connections, many deaths: --connections at once, one death; --far GiB after one; --pauses measured; --kills at random instants."""
 
 import argparse
+import hashlib
 import random
 import resource
 import selectors
@@ -13,7 +14,7 @@ import time
 from contextlib import suppress
 
 from clients import Client, accept_all, text_of
-from hosts import ABANDON, PROMOTE, SO_SNDBUFFORCE, V4, V6, Hosts, equal, main, read, read_all, service, wait
+from hosts import ABANDON, NAMES, PROMOTE, SO_SNDBUFFORCE, V4, V6, Hosts, batch, equal, main, read, read_all, service, wait
 
 LENGTH = 4000
 
@@ -82,6 +83,40 @@ def many() -> None:
             crowd.thread.join()
         for client in clients:
             client.close()
+
+
+def far() -> None:
+    """More after a takeover than sequence numbers tell apart"""
+    with service(free=("primary", "muted")) as hosts:
+        client, _, b = hosts.pair()
+        hosts.capture.snap(0)
+        batch([f"link set {name} gso_max_segs 65535" for name in NAMES])
+        batch(["link set lan gso_max_segs 65535"], "muted")
+        hosts.cut("primary")
+        hosts.call("muted", PROMOTE)
+        text = random.Random(1).randbytes(1 << 20) * 64
+        digests = []
+
+        def get() -> None:
+            digest, length = hashlib.sha1(), 0
+            while part := client.recv(1 << 20):
+                digest.update(part)
+                length += len(part)
+                # All of it is acknowledged now and then, and the next byte waits for nothing
+                if length % len(text) == 0:
+                    client.sendall(b"+")
+            digests.append(digest.digest())
+
+        thread = threading.Thread(target=get)
+        thread.start()
+        want = hashlib.sha1()
+        for _ in range(options.far * (1 << 30) // len(text)):
+            b.sendall(text)
+            want.update(text)
+            equal(b.recv(1), b"+")
+        b.close()
+        thread.join()
+        equal(digests, [want.digest()])
 
 
 def pauses() -> None:
@@ -176,10 +211,11 @@ def kills() -> None:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser()
     parser.add_argument("--connections", type=int, default=0)
+    parser.add_argument("--far", type=int, default=0)
     parser.add_argument("--pauses", type=int, default=0)
     parser.add_argument("--kills", type=int, default=0)
     parser.add_argument("--minutes", type=float, default=0)
     parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args()
     resource.setrlimit(resource.RLIMIT_NOFILE, (20_000, 20_000))
-    main(*[f for f, wanted in ((many, options.connections), (pauses, options.pauses), (kills, options.kills)) if wanted])
+    main(*[f for f, wanted in ((many, options.connections), (far, options.far), (pauses, options.pauses), (kills, options.kills)) if wanted])

@@ -32,7 +32,7 @@ def promote(host: Host, statuses: dict[str, int]) -> threading.Thread:
 def at_first() -> None:
     """At first the backup asks, the primary is one first, and the network is what each needs"""
     a, b = pair()
-    equal((a.ops(), b.ops()), (["set 1"], ["set 2"]))
+    equal((a.ops(), b.ops()), (["set 3", "set 1"], ["set 3", "set 2"]))
     equal((a.status()["epoch"], b.status()["epoch"]), (1, 1))
     rules = b.sh("nft list table ip takeover")
     # What the hosts say to each other is not copied back
@@ -347,7 +347,7 @@ echo "$text" | {nft} -f -
     broken.touch()
     a, b = pair(protected=False)
     wait("it is said", lambda: "rules cannot be set" in b.text())
-    wait("it has gone back", lambda: b.ops() == ["set 2", "promote"])
+    wait("it has gone back", lambda: b.ops() == ["set 3", "set 2", "promote"])
     equal(b.state(), "waiting")
     broken.unlink()
     wait("both are protected", lambda: a.state() == b.state() == "protected")

@@ -18,7 +18,8 @@
  *	both hosts have.
  * @TCP_REPLICA_MUTED: This host stores what the client sends and generates its own answers, but
  *	only its peer hears of that.
- * @TCP_REPLICA_ALONE: A connection that was replicated; an ordinary one now. Never set.
+ * @TCP_REPLICA_ALONE: This host has no peer: the connection is an ordinary one, and so are the
+ *	service's new ones. TCP_REPLICA_JOIN can give them a copy later.
  */
 enum tcp_replica_role {
 	TCP_REPLICA_OFF,
@@ -32,7 +33,7 @@ enum tcp_replica_role {
  * @TCP_REPLICA_SET: Gives the service at @address and @port its role, peer and key. Any TCP
  *	socket of the network namespace will do to ask for it.
  * @TCP_REPLICA_PROMOTE: The connections of the service that are replicated go on alone, at once;
- *	new ones are ordinary.
+ *	so does the service.
  * @TCP_REPLICA_ABANDON: The connections of the service that are replicated end here without a
  *	word, since the peer has them; new ones are ordinary.
  * @TCP_REPLICA_JOIN: The connections of the service that are alone and idle get a copy on the peer,
