@@ -163,7 +163,7 @@ def races() -> None:
         lines = report.format(*functions).splitlines()
         return len(scan(BOOT + BEGIN + "".join(f"[    1.5][  T77] {line}\n" for line in lines) + END))
 
-    stock = ("tcp_poll", "do_poll", "tcp_rcv_established", "__x64_sys_sendto")
+    stock = ("udp_poll", "do_poll", "udp_queue_rcv_one_skb", "__x64_sys_sendto")
     equal(said(RACE, *stock), 0)
     for place in range(4):
         for function in ("zlr_hread", "zlr_piece_alloc.part.0", "__x64_sys_reregist", "lazy_work", "proc_pid_restart"):
