@@ -59,7 +59,7 @@ int takeover_leave(int fd);
  * are the same on both hosts, and each is used once. Until takeover_reply_end() or takeover_reply_abort() the caller keeps @fd open.
  *
  * When this, or any of the next four, fails, the reply can no longer be logged. The connection then goes on unprotected: takeover_leave()
- * has been called. The request is to be executed, and its reply sent, all the same.
+ * has been called. The request is to be executed, and its reply sent, all the same. Where this one fails, *@reply becomes NULL.
  *
  * errno: ENOTCONN (the connection is not TAKEOVER_PRIMARY), ECONNREFUSED (no takeoverd here), EPERM (`group` is not the caller's), EHOSTUNREACH (none at the peer),
  * ENOENT (this takeoverd has no such service), EACCES (the peer has another key), EPROTO (another version), ETIMEDOUT, EMFILE, ENFILE, ENOMEM

@@ -35,7 +35,8 @@ PERDURE = Library("libperdure", "perdure", "/include/perdure.h", TOP / "userspac
                   frozenset({"perdure_shared", "perdure_state"}))
 REPLAY = Library("libreplay", "libreplay", "/include/replay.h", TOP / "userspace/replay/src/libreplay.map",
                  r"^[a-z][^;({]*?\b(\w+)\((?!\*)")
-LIBRARIES = PERDURE, REPLAY
+TAKEOVER = Library("libtakeover", "libtakeover", "/include/takeover.h", TOP / "userspace/takeover/src/libtakeover.map", REPLAY.declares)
+LIBRARIES = PERDURE, REPLAY, TAKEOVER
 
 scratch = tempfile.TemporaryDirectory(prefix="unit-install-", dir=BUILD)
 root = Path(scratch.name) / "root"
@@ -72,7 +73,8 @@ def compiled(library: Library, source: str, name: str, *flags: str, compiler: st
 def files() -> Iterator[str]:
     installed()
     wanted = ["/include/perdure/zlr.h", "/man7/perdure.7", "/bin/replayctl", "/man5/replay.conf.5", "/man7/replay.7",
-              "/man7/replay_http.7", "/man8/replayctl.8"]
+              "/man7/replay_http.7", "/man8/replayctl.8", "/sbin/takeoverctl", "/sbin/takeoverd", "/man5/takeover.conf.5",
+              "/man7/takeover.7", "/man8/takeoverctl.8", "/man8/takeoverd.8"]
     for library in LIBRARIES:
         wanted += [f"/{library.name}{suffix}" for suffix in (f".so.{VERSION}", ".so.0", ".so", ".a")]
         wanted += [library.header, f"/pkgconfig/{library.pc}.pc"]
@@ -139,16 +141,16 @@ def functions() -> Iterator[str]:
 def pages() -> Iterator[str]:
     """Each page names the functions that lead to it, shows their prototypes as they are, and cites pages that exist."""
     header = re.sub(r"\s+", " ", "".join(one(library.header).read_text() for library in LIBRARIES))
-    overviews = PERDURE.overviews | REPLAY.overviews
+    overviews = frozenset().union(*(library.overviews for library in LIBRARIES))
     ours = {Path(n).name for n in installed() if "/man/" in n}
-    for name, path in sorted((n, p) for n, p in installed().items() if re.search(r"/man[2357]/|/man8/replay", n)):
+    for name, path in sorted((n, p) for n, p in installed().items() if re.search(r"/man[2357]/|/man8/(replay|takeover)", n)):
         text = path.read_text()
         if not path.is_symlink():
             complaints = output("mandoc", "-Tlint", "-Wwarning", path, ok=(0, 1, 2, 3, 4))
             # A page is as old as its release: there is no date to forget
             yield from (line for line in complaints.splitlines() if "missing date" not in line)
             for page, section in re.findall(r"^\.Xr ([\w.]+) (\d)", text, re.M):
-                known = re.match(r"perdure|replay|zhttpd|(re|get)reg|hread|lwrite|lsendfile|getiolog", page)
+                known = re.match(r"perdure|replay|(mod_)?takeover|zhttpd|(re|get)reg|hread|lwrite|lsendfile|getiolog", page)
                 if known and f"{page}.{section}" not in ours:
                     yield f"{name}: cites {page}({section}), which does not exist"
             if re.search(r"/man[237]/", name):
@@ -183,12 +185,12 @@ def examples() -> Iterator[str]:
     """The pages' examples in C compile, without a warning, as they are printed."""
     count = 0
     for name, path in sorted((n, p) for n, p in installed().items() if re.search(r"/man[237]/", n) and not p.is_symlink()):
-        library = REPLAY if path.name.startswith("replay") else PERDURE
+        library = next((library for library in (REPLAY, TAKEOVER) if path.name.startswith(library.name[3:])), PERDURE)
         section = re.search(r"^\.Sh EXAMPLES\n(.*?)^\.Sh ", path.read_text(), re.M | re.S)
         found = re.findall(r"^\.Bd -literal -offset indent\n(.*?)^\.Ed", section[1] if section else "", re.M | re.S)
         # An overview may speak with a shell, a client its own language
         programs = [text for text in found if "#include" in text]
-        if not found or (not programs and "/man7/replay" not in name):
+        if not found or (not programs and not re.search(r"/man7/(replay|takeover)", name)):
             yield f"{name}: no example"
         for number, text in enumerate(programs):
             part = [] if "main(" in text else ["-c"]
@@ -197,7 +199,7 @@ def examples() -> Iterator[str]:
                 count += 1
             except RuntimeError as error:
                 yield f"{name}: {error}"
-    if count < 18:
+    if count < 21:
         yield f"only {count} examples compile"
 
 
@@ -247,6 +249,31 @@ int main(void)
 """
 
 
+USE_TAKEOVER = """
+#include <errno.h>
+#include <takeover.h>
+
+int stored, log_open;
+int replica_op(void);
+int replica_op(void) { return 0; }
+
+int main(void)
+{
+	struct takeover_reply *reply;
+	struct takeover_result result;
+	uint64_t id = 1;
+	int bad;
+
+	bad = takeover_role(-1, &id) != TAKEOVER_OFF || id;
+	bad |= !takeover_leave(-1) || errno != EBADF;
+	bad |= !takeover_reply_begin(-1, 1, 1, &reply) || errno != ENOTCONN || reply;
+	bad |= takeover_reply_wait(-1, 1, 1, &result) != TAKEOVER_REFUSED || result.fd != -1;
+	takeover_reply_abort(reply);
+	return bad + replica_op();
+}
+"""
+
+
 def headers() -> Iterator[str]:
     """In C and C++, each header first and alone, twice, and with the kernel's name for it."""
     cast = USE.replace("static_cast<int *>(", "(int *)(")
@@ -254,7 +281,8 @@ def headers() -> Iterator[str]:
     twice = "#include <replay.h>\n#include <replay.h>\nint main(void) { return 0; }\n"
     for standard, compiler, ext in (("c11", "cc", "c"), ("c17", "cc", "c"), ("c++11", "c++", "cc"), ("c++20", "c++", "cc")):
         for library, name, source in ((PERDURE, "use", USE if ext == "cc" else cast), (PERDURE, "alone", alone),
-                                      (REPLAY, "use", USE_REPLAY), (REPLAY, "twice", twice)):
+                                      (REPLAY, "use", USE_REPLAY), (REPLAY, "twice", twice),
+                                      (TAKEOVER, "use", USE_TAKEOVER), (TAKEOVER, "twice", twice.replace("replay", "takeover"))):
             try:
                 compiled(library, source, f"{name}.{ext}", f"-std={standard}", *STRICT, compiler=compiler)
             except RuntimeError as error:
@@ -264,7 +292,7 @@ def headers() -> Iterator[str]:
 def linking() -> Iterator[str]:
     """Shared and static: pkg-config says how, and the programs run."""
     use = USE.replace("static_cast<int *>(", "(int *)(").replace("++*count", "1 + !count")
-    for library, source, ok in (PERDURE, use, (0, 1)), (REPLAY, USE_REPLAY, (0,)):
+    for library, source, ok in (PERDURE, use, (0, 1)), (REPLAY, USE_REPLAY, (0,)), (TAKEOVER, USE_TAKEOVER, (0,)):
         shared = compiled(library, source, "shared.c")
         if f"{library.name}.so.0" not in output("readelf", "-d", shared):
             yield f"a program linked as pkg-config says does not need {library.name}.so.0"
