@@ -92,6 +92,7 @@ def debs() -> None:
                           ("replayctl", "/usr/share/man/man8/replayctl.8.gz"),
                           ("libtakeover0", f"/usr/lib/x86_64-linux-gnu/libtakeover.so.{VERSION}"),
                           ("libtakeover-dev", "/usr/include/takeover.h"),
+                          ("libtakeover-dev", "/usr/lib/x86_64-linux-gnu/libtakeover.a"),
                           ("libtakeover-dev", "/usr/share/man/man3/takeover_leave.3.gz"),
                           ("libapache2-mod-takeover", "/usr/lib/apache2/modules/mod_takeover.so"),
                           ("libapache2-mod-takeover", "/etc/apache2/mods-available/takeover.load"),
