@@ -134,7 +134,7 @@ class Pair:
             patience="10s" if self.clients else "2s") for s in self.services)
         host.put("/run/takeover.conf", conf.encode())
         host.put("/run/keepalived.conf", self.keepalived(name).encode())
-        host.run(f"umask 077; echo {KEY} >/run/web.key; mkdir -p /run/takeover; "
+        host.run(f"mkdir -p /run/takeover; (umask 077; echo {KEY} >/run/web.key); "
                  "sysctl -qw net.ipv4.conf.all.rp_filter=0 net.ipv4.conf.lan.rp_filter=0 net.ipv4.conf.link.rp_filter=0")
         if self.clients:
             self.spawn(name, "server").says("listens")
