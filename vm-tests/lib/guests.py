@@ -25,7 +25,7 @@ class Guest:
     """One that does this job, with more arguments of QEMU's. `place` is for its files; `stdin`: a descriptor to feed it from."""
 
     def __init__(self, name: str, job: vm.Job, place: Path, console: Path, vmlinux: Path, more: list[str], memory: str = "384M",
-                 cpus: int = 2, timeout: float | None = 1200, stdin: int | None = None) -> None:
+                 cpus: int = 2, timeout: float | None = 1200, stdin: int | None = None, slow: int | None = None) -> None:
         self.name, self.pid, self.console, self.job, self.stdin = name, place / f"{name}.pid", console, job, stdin
         self.pid.unlink(missing_ok=True)
         self.said, self.errors = bytearray(), bytearray()
@@ -34,7 +34,8 @@ class Guest:
         vm.init_program()
         self.machine = vm.Machine(vmlinux, console, memory, cpus, timeout=timeout, boot_timeout=BOOT_S, accel=vm.accelerator(vmlinux),
                                   # Of many short boots on a busy machine some would calibrate the other one wrongly
-                                  append="clocksource=hpet tsc=unstable", more=["-pidfile", str(self.pid), *more])
+                                  append="clocksource=hpet tsc=unstable" if slow is None else "", slow=slow,
+                                  more=["-pidfile", str(self.pid), *more])
         self.thread = threading.Thread(target=self.run, daemon=True)
         self.thread.start()
 

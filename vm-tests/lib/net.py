@@ -302,10 +302,11 @@ class Network:
         self.ask("port", network, name, path)
         return path
 
-    def host(self, name: str, nics: dict[str, str], vmlinux: Path | None = None, memory: str = "256M", cpus: int = 1) -> Host:
-        """`nics`: for each network, which is the interface's name too, its addresses."""
+    def host(self, name: str, nics: dict[str, str], vmlinux: Path | None = None, memory: str = "256M", cpus: int = 1,
+             slow: int | None = None) -> Host:
+        """`nics`: for each network, which is the interface's name too, its addresses. `slow`: of vm.Machine."""
         kernel = vmlinux or Path(os.environ.get("PERDURE_VMLINUX") or vm.BUILD / "kernel/perdure-vm/vmlinux")
-        self.hosts[name] = Host(self, name, nics, vmlinux=kernel, memory=memory, cpus=cpus)
+        self.hosts[name] = Host(self, name, nics, vmlinux=kernel, memory=memory, cpus=cpus, slow=slow)
         return self.hosts[name]
 
     def up(self) -> None:

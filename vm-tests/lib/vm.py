@@ -75,6 +75,7 @@ class Machine:
     memory: str = "1G"
     cpus: int = 2
     icount: bool = False
+    slow: int | None = None     # one processor that takes 2^slow ns for an instruction, by the wall clock
     timeout: float | None = None
     boot_timeout: float = 300
     drives: list["Drive"] = field(default_factory=list)
@@ -201,8 +202,11 @@ def value(path: Path | str) -> str:
 
 
 def command_line(job: Job, machine: Machine, accel: str, initrd: str, ports: dict[int, int]) -> list[str]:
+    counted = machine.icount or machine.slow is not None
     if machine.icount:
         accelerated = ["-accel", "tcg,thread=single", "-icount", "shift=0,sleep=off"]
+    elif machine.slow is not None:
+        accelerated = ["-accel", "tcg,thread=single", "-icount", f"shift={machine.slow},align=on"]
     else:
         accelerated = ["-accel", "tcg,thread=multi" if accel == "tcg" else accel]
     kernel, board, console, processor = machine.vmlinux, "q35,usb=off,vmport=off,smbus=off,sata=off", "ttyS0", "max"
@@ -215,13 +219,13 @@ def command_line(job: Job, machine: Machine, accel: str, initrd: str, ports: dic
                                              "max,pauth-impdef=on")
     args = ["setpriv", "--pdeathsig", "KILL", qemu(), "-nodefaults", "-no-user-config", "-display", "none",
             "-no-reboot", "-machine", board, *accelerated,
-            "-cpu", "host" if accel == "kvm" and not machine.icount else processor,
-            "-smp", "1" if machine.icount else str(machine.cpus), "-m", machine.memory,
+            "-cpu", "host" if accel == "kvm" and not counted else processor,
+            "-smp", "1" if counted else str(machine.cpus), "-m", machine.memory,
             "-kernel", str(kernel), "-initrd", initrd,
             "-append", f"console={console} panic=-1 oops=panic softlockup_all_cpu_backtrace=1 no_timer_check "
                        "random.trust_cpu=on"
                        # Exact when it counts instructions; else only the kernel's watchdog tells a wrong calibration
-                       + (" tsc=reliable" if machine.icount else "") + f" {machine.append}".rstrip(),
+                       + (" tsc=reliable" if counted else "") + f" {machine.append}".rstrip(),
             "-chardev", f"file,id=console,path={value(machine.console)}", "-serial", "chardev:console",
             # The first of the virtio devices: its number is in the names of the ports
             "-device", "virtio-serial-pci,max_ports=8", "-device", "virtio-rng-pci",

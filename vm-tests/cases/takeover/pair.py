@@ -53,8 +53,8 @@ patience = {patience}
 
 
 class Service:
-    def __init__(self, name: str, address: str, port: int = 80, backup: str = "two") -> None:
-        self.name, self.address, self.port, self.backup = name, address, port, backup
+    def __init__(self, name: str, address: str, port: int = 80, backup: str = "two", log: dict[str, str] = LINK) -> None:
+        self.name, self.address, self.port, self.backup, self.log = name, address, port, backup, log
 
     @property
     def v6(self) -> bool:
@@ -97,24 +97,32 @@ class Traffic:
 
 
 class Pair:
-    """With `clients`, how many of each kind, the servers are ours, and they read."""
+    """
+    With `clients`, how many of each kind, the servers are ours, and they read. `managed`: without keepalived, so that nobody is promoted;
+    takeoverd moves the addresses. `hosts`: what else is to be said of the two.
+    """
 
-    def __init__(self, net: Network, *services: Service, clients: tuple[int, int, int] | None = None) -> None:
+    def __init__(self, net: Network, *services: Service, clients: tuple[int, int, int] | None = None, patience: str = "2s",
+                 managed: bool = False, **hosts: Any) -> None:
         self.net, self.services, self.clients = net, services or (WEB,), clients
+        # What is judged must not go on alone because the machine is busy
+        self.patience = "10s" if clients else patience
+        self.managed = managed
         self.phases: list[Phase] = []
         self.found: dict[str, dict[str, dict[str, Any]]] = {}
         self.traffic: list[Traffic] = []
         self.said: dict[str, list[Process]] = {"one": [], "two": []}
         self.daemons: dict[str, dict[str, Process]] = {"one": {}, "two": {}}
         self.hosts = {name: net.host(name, {"lan": f"{LAN[name]}/24 {LAN6[name]}/64"}
-                                     | ({"link": f"{LINK[name]}/24"} if name in LINK else {})) for name in LAN}
+                                     | ({"link": f"{LINK[name]}/24"} if name in LINK else {}), **(hosts if name in LINK else {}))
+                      for name in LAN}
         self.client = self.hosts["client"]
         for name in OTHER:
             self.begin(name)
 
     def watch(self) -> None:
         """Begins to."""
-        for name in OTHER:
+        for name in () if self.managed else OTHER:
             self.spawn(name, "keepalived")
         self.settle()
         if self.clients:
@@ -129,9 +137,8 @@ class Pair:
         host = self.hosts[name].up()
         other = OTHER[name]
         conf = TAKEOVER.format(name=name, arbitrate=ARBITRATE) + "".join(TAKEOVER_SERVICE.format(
-            service=s, role="backup" if s.backup == name else "primary", peer=(LAN6 if s.v6 else LAN)[other], peer_log=LINK[other],
-            # What is judged must not go on alone because the machine is busy
-            patience="10s" if self.clients else "2s") for s in self.services)
+            service=s, role="backup" if s.backup == name else "primary", peer=(LAN6 if s.v6 else LAN)[other], peer_log=s.log[other],
+            patience=self.patience) + "manage_address = yes\n" * self.managed for s in self.services)
         host.put("/run/takeover.conf", conf.encode())
         host.put("/run/keepalived.conf", self.keepalived(name).encode())
         host.run(f"mkdir -p /run/takeover; (umask 077; echo {KEY} >/run/web.key); "
