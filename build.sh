@@ -72,10 +72,10 @@ Builds the library, the programs, and the tests' programs into build/userspace."
 	demo) echo "usage: ./build.sh demo [takeover]
 Builds what is missing and shows, in a virtual machine, downloads that survive the server's crash; or, in three of them, a download
 and an order that survive the death of a host." ;;
-	bench) echo "usage: ./build.sh bench [NAME...] [--json FILE] [--plot] [--here]
+	bench) echo "usage: ./build.sh bench [NAME...] [--json FILE] [--plot [DIR]] [--quick] [--here]
 Re-measures the tables in bench/; prints ours beside the goals. Names: restart, hread, unregistered, faults, loading, tracker,
-restore, replay; all but the last two when none is given. --plot draws them, too; --here runs them without a machine of their own,
-in wall time, to work on the programs." ;;
+restore, replay, takeover; all but the last three when none is given. --plot draws them, too; --quick takes fewer samples
+(takeover); --here runs them without a machine of their own, in wall time, to work on the programs." ;;
 	clean) echo "usage: ./build.sh clean
 Removes what was built under build/, but not the kernel's git tree." ;;
 	distclean) echo "usage: ./build.sh distclean
@@ -193,9 +193,9 @@ demo)
 	exec python3 "$TOP/vm-tests/run" run -- python3 "$TOP/demo/demo.py" "$@"
 	;;
 bench)
-	# Which measures user space, on this machine
-	if ! [[ " $* " =~ ^\ replay\ (--|$) ]]; then
-		kernel perdure vm
+	# replay measures user space, on this machine
+	[[ " $* " =~ ^\ replay\ (--|$) ]] || kernel perdure vm
+	if ! [[ " $* " =~ ^\ (replay|takeover)\ (--|$) ]]; then
 		kernel perdure bench
 		kernel stock bench
 	fi
