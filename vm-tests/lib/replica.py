@@ -9,7 +9,7 @@ from typing import NamedTuple
 from net import Frame
 
 Service = tuple[str, int]
-FAREWELL = 0x10     # of a host that has no such connection
+FAREWELLS = 0x10 | 0x20 | 0x80     # of a host that has no copy
 
 
 class Report(NamedTuple):
@@ -102,7 +102,7 @@ class Judge:
                 flow.client_fin = f.seq + len(f.payload) + 1 & 0xffffffff
         elif flow and (said := report(f)):
             # Of a primary nothing has to be known
-            if flow.phase and f.host != flow.phase.primary and not said.flags & FAREWELL:
+            if flow.phase and f.host != flow.phase.primary and not said.flags & FAREWELLS:
                 if ahead(said.rcv_nxt, flow.stored) > 0:
                     flow.stored = said.rcv_nxt
                 if flow.generated is None or ahead(said.write_seq, flow.generated) > 0:

@@ -185,6 +185,9 @@ def ahead(a: int, b: int) -> int:
     return (a - b + (1 << 31)) % (1 << 32) - (1 << 31)
 
 
+FAREWELLS = 0x10 | 0x20 | 0x80     # of a host that has no copy
+
+
 class Judge:
     """
     What must be true of all segments: the primary acknowledges and sends no more than the muted host has reported, the muted host
@@ -221,7 +224,7 @@ class Judge:
             if flow is not None and s.flags & FIN:
                 flow["client's FIN"] = s.end
         elif s.report:
-            if flow is not None and s.host != self.primary and not s.report.flags & 0x10:
+            if flow is not None and s.host != self.primary and not s.report.flags & FAREWELLS:
                 for name, value in ("stored", s.report.rcv_nxt), ("end", s.report.rcv_end), ("generated", s.report.write_seq):
                     if ahead(value, flow.get(name, value)) >= 0:
                         flow[name] = value

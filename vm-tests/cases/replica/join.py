@@ -5,11 +5,13 @@
 import select
 import socket
 
-from hosts import ABANDON, ALONE, JOIN, MUTED, OFF, PRIMARY, PROMOTE, SET, Hosts, equal, main, read, service, state, wait
+from hosts import ABANDON, ALONE, JOIN, MUTED, OFF, PRIMARY, PROMOTE, SET, Hosts, batch, equal, main, read, service, state, wait
 
 
 def reboot(hosts: Hosts) -> None:
     """The primary, which has died, is here again; its peer talks to the clients of old."""
+    # Without what has waited for the cable
+    batch(["neigh flush all"], "muted")
     hosts.join("primary")
     hosts.call("primary", ABANDON)
     hosts.protect()
