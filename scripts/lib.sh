@@ -47,7 +47,7 @@ need() {
 pin() {
 	case $1 in
 	package) awk '$1 == "package" { print $2 }' "$PATCHES/UPSTREAM" ;;
-	versions) awk '$1 == "source" && !seen[$2]++ { printf "%s%s", or, $2; or = " or " }' "$PATCHES/UPSTREAM" ;;
+	versions) awk '$1 == "source" && !seen[$2]++ { printf "%s%s", between, $2; between = " or " }' "$PATCHES/UPSTREAM" ;;
 	esac
 }
 
