@@ -182,15 +182,24 @@ static void command_promote(struct client *client, const char *name)
 }
 
 /* "SERVICE [ADDRESS|- [ADDRESS:PORT]]" */
-static const char *command_protect(struct service *svc, const char *peer, const char *log)
+static const char *command_protect(struct service *svc, const char *peer, const char *log, bool *later)
 {
+	const bool moved = *peer && strcmp(peer, "-");
 	union address peer_address, log_address;
 
-	if ((*peer && strcmp(peer, "-") && !address_parse(peer, false, &peer_address)) || (*log && !address_parse(log, true, &log_address)))
+	if ((moved && !address_parse(peer, false, &peer_address)) || (*log && !address_parse(log, true, &log_address)))
 		return "--peer is an address, --peer-log an address and a port\n";
-	if ((*peer || *log) && service_set_peer(svc, *peer && strcmp(peer, "-") ? &peer_address : NULL, *log ? &log_address : NULL))
+	if ((moved || *log) && service_set_peer(svc, moved ? &peer_address : NULL, *log ? &log_address : NULL))
 		return "it is protected, or that peer's address is of another family\n";
-	return service_protect(svc) ? "" : "the address is not on this host: it is asked at the host that the address points to\n";
+	switch (service_protect(svc)) {
+	case PROTECTION_REFUSED:
+		return "the address is not on this host: it is asked at the host that the address points to\n";
+	case PROTECTION_LATER:
+		*later = true;
+		return "";
+	default:
+		return "";
+	}
 }
 
 static void check_found(void *arg, const char *text)
@@ -228,7 +237,7 @@ static void command(struct client *client, char *text)
 	char *log = strtok_r(NULL, " ", &save);
 	const char *wrong = "", *what;
 	struct service *svc;
-	bool found = false;
+	bool found = false, later = false;
 
 	if (!verb) {
 		give_text(client, 2, "no command\n");
@@ -267,13 +276,16 @@ static void command(struct client *client, char *text)
 		if (!strcmp(verb, "abandon"))
 			what = service_abandon(svc) ? "" : "the kernel does not abandon it: the journal says why\n";
 		else if (!strcmp(verb, "protect"))
-			what = command_protect(svc, peer ? peer : "", log ? log : "");
+			what = command_protect(svc, peer ? peer : "", log ? log : "", &later);
 		else
 			what = "there is no such command\n";
 		if (!*wrong)
 			wrong = what;
 	}
-	give_text(client, *wrong ? 1 : 0, wrong);
+	if (!*wrong && later)
+		give_text(client, 0, "the address is not on this host yet: the peer is asked as soon as it is\n");
+	else
+		give_text(client, *wrong ? 1 : 0, wrong);
 }
 
 /* One line, to each that watches */
@@ -439,6 +451,7 @@ static char *metrics_text(size_t *size)
 	} all[] = {
 		{ "epoch", "gauge", "Grows with each agreement and each promotion", "epoch" },
 		{ "split", "gauge", "Both hosts have been promoted", "split" },
+		{ "displaced", "gauge", "The address has left this host, which is alone", "displaced" },
 		{ "silent", "gauge", "The peer has abandoned it, and this host has not been promoted", "silent" },
 		{ "settings_differ", "gauge", "TCP's settings are not those of the peer", "settings_differ" },
 		{ "replies_total", "counter", "Logged replies given to this host's servers", "replies" },
@@ -464,8 +477,8 @@ static char *metrics_text(size_t *size)
 	fprintf(f, "takeover_rules_lost_total %" PRIu64 "\n", rules.lost);
 	family(f, "state", "gauge", "1 for what the service is here");
 	json_array_foreach(services_now, i, one)
-		for (n = 0; n < 4; n++) {
-			static const char *const states[] = { "waiting", "protected", "alone", "abandoned" };
+		for (n = 0; n < 6; n++) {
+			static const char *const states[] = { "waiting", "protected", "alone", "abandoned", "promoting", "abandoning" };
 
 			fprintf(f, "takeover_state{service=\"%s\",state=\"%s\"} %d\n", json_string_value(json_object_get(one, "name")), states[n],
 				!strcmp(states[n], json_string_value(json_object_get(one, "state"))));

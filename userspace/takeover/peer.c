@@ -9,8 +9,10 @@
  *			<-	welcome
  *
  * Each shows that it has the service's key: challenge.mac is HMAC-SHA256(key, "listener", hello, challenge.nonce), the proof is the same
- * with "dialler". Then a KIND_LOG is one of messages of wire.h; in a KIND_PEER the dialler sends one struct peer_message, gets another, and that
- * is its end. What follows is not signed: the network between the hosts is one that nobody else writes to.
+ * with "dialler". In a KIND_PEER the dialler then sends one struct sealed, gets another, and that is its end. They are signed the same way, with
+ * "question" or "answer__" and the message behind the nonce, so that neither is good for another connection, or in the other direction.
+ * A KIND_LOG becomes one of messages of wire.h, between a server, which has no key, and our peer. Those are not signed: the network
+ * between the hosts is one that nobody else writes to.
  */
 #include <arpa/inet.h>
 #include <endian.h>
@@ -33,6 +35,8 @@
 #define MAGIC		"TAKEOVER"
 #define NONCE_SIZE	32
 #define MAC_SIZE	32
+#define QUESTION	"question"
+#define ANSWER		"answer__"
 #define GREETING_NS	(2 * SECOND_NS)	/* how long a stranger may take to say who he is */
 #define STRANGERS_MAX	256
 
@@ -53,13 +57,18 @@ struct challenge {
 	uint8_t mac[MAC_SIZE];
 };
 
+struct sealed {
+	struct peer_message message;	/* in network byte order */
+	uint8_t mac[MAC_SIZE];
+};
+
 /* All that is read here is one of these */
 union frame {
 	struct hello hello;
 	struct challenge challenge;
 	uint8_t proof[MAC_SIZE];
 	uint32_t welcome;	/* 0, or an errno */
-	struct peer_message message;
+	struct sealed sealed;
 };
 
 /* What one side of a greeting knows */
@@ -84,14 +93,22 @@ static struct dial *dials;
 static unsigned int strangers;
 static struct watch listener = { -1, NULL };
 
-static void sign(const struct dial *d, const char *who, uint8_t mac[MAC_SIZE])
+/* @what: one of eight letters; @message: of a question or an answer */
+static void sign(const struct dial *d, const char *what, const struct peer_message *message, uint8_t mac[MAC_SIZE])
 {
-	uint8_t text[8 + sizeof(d->hello) + NONCE_SIZE];
+	struct {
+		char what[8];
+		struct hello hello;
+		uint8_t nonce[NONCE_SIZE];
+		struct peer_message message;
+	} text = { .hello = d->hello };
+	const size_t size = sizeof(text) - (message ? 0 : sizeof(text.message));
 
-	memcpy(text, who, 8);
-	memcpy(text + 8, &d->hello, sizeof(d->hello));
-	memcpy(text + 8 + sizeof(d->hello), d->challenge.nonce, NONCE_SIZE);
-	if (!HMAC(EVP_sha256(), d->svc->c->key, KEY_SIZE, text, sizeof(text), mac, NULL)) {
+	memcpy(text.what, what, sizeof(text.what));
+	memcpy(text.nonce, d->challenge.nonce, NONCE_SIZE);
+	if (message)
+		text.message = *message;
+	if (!HMAC(EVP_sha256(), d->svc->c->key, KEY_SIZE, (const uint8_t *)&text, size, mac, NULL)) {
 		say(LOG_CRIT, "libcrypto has no HMAC-SHA256");
 		abort();
 	}
@@ -158,6 +175,14 @@ static bool dial_send(struct dial *d, const void *data, size_t size)
 	return send(d->watch.fd, data, size, MSG_NOSIGNAL | MSG_DONTWAIT) == (ssize_t)size;
 }
 
+static bool dial_seal(struct dial *d, const struct peer_message *message)
+{
+	struct sealed sealed = { .message = *message };
+
+	sign(d, d->listener ? ANSWER : QUESTION, message, sealed.mac);
+	return dial_send(d, &sealed, sizeof(sealed));
+}
+
 static void expect(struct dial *d, int what, size_t size)
 {
 	d->expects = what;
@@ -176,6 +201,7 @@ static struct service *service_greeted(const struct hello *hello)
 /* One whole frame has come. Returns whether @d goes on. */
 static bool dial_frame(struct dial *d)
 {
+	struct peer_message message;
 	uint8_t mac[MAC_SIZE];
 	const struct dial *other;
 	uint32_t welcome;
@@ -191,21 +217,21 @@ static bool dial_frame(struct dial *d)
 		d->svc = service_greeted(&d->hello);
 		if (memcmp(d->hello.magic, MAGIC, 8) || ntohs(d->hello.version) != TAKEOVER_VERSION || !d->svc || !nonce(d->challenge.nonce))
 			return false;
-		sign(d, "listener", d->challenge.mac);
+		sign(d, "listener", NULL, d->challenge.mac);
 		expect(d, PROOF, MAC_SIZE);
 		return dial_send(d, &d->challenge, sizeof(d->challenge));
 	case CHALLENGE:
 		d->challenge = d->in.challenge;
-		sign(d, "listener", mac);
+		sign(d, "listener", NULL, mac);
 		if (CRYPTO_memcmp(mac, d->challenge.mac, MAC_SIZE)) {
 			dial_end(d, EACCES, NULL);
 			return true;
 		}
-		sign(d, "dialler\0", mac);
+		sign(d, "dialler\0", NULL, mac);
 		expect(d, WELCOME, sizeof(welcome));
 		return dial_send(d, mac, sizeof(mac));
 	case PROOF:
-		sign(d, "dialler\0", mac);
+		sign(d, "dialler\0", NULL, mac);
 		if (CRYPTO_memcmp(mac, d->in.proof, MAC_SIZE)) {
 			say(LOG_WARNING, "%s: somebody who has another key asks", d->svc->c->name);
 			return false;
@@ -217,7 +243,7 @@ static bool dial_frame(struct dial *d)
 		if (ntohs(d->hello.kind) == KIND_LOG)
 			dial_give(d);
 		else
-			expect(d, MESSAGE, sizeof(struct peer_message));
+			expect(d, MESSAGE, sizeof(struct sealed));
 		return true;
 	case WELCOME:
 		if (d->in.welcome) {
@@ -225,19 +251,25 @@ static bool dial_frame(struct dial *d)
 		} else if (ntohs(d->hello.kind) == KIND_LOG) {
 			dial_give(d);
 		} else {
-			expect(d, MESSAGE, sizeof(struct peer_message));
-			return dial_send(d, &d->question, sizeof(d->question));
+			expect(d, MESSAGE, sizeof(struct sealed));
+			return dial_seal(d, &d->question);
 		}
 		return true;
 	case MESSAGE:
-		message_swap(&d->in.message, false);
+		message = d->in.sealed.message;
+		sign(d, d->listener ? QUESTION : ANSWER, &message, mac);
+		if (CRYPTO_memcmp(mac, d->in.sealed.mac, MAC_SIZE)) {
+			say(LOG_WARNING, "%s: what came from the peer was changed on its way: nobody else may write to that network", d->svc->c->name);
+			return false;
+		}
+		message_swap(&message, false);
 		if (!d->listener) {
-			dial_end(d, 0, &d->in.message);
+			dial_end(d, 0, &message);
 			return true;
 		}
-		service_asked(d->svc, &d->in.message);
-		message_swap(&d->in.message, true);
-		dial_send(d, &d->in.message, sizeof(d->in.message));
+		service_asked(d->svc, &message);
+		message_swap(&message, true);
+		dial_seal(d, &message);
 		return false;
 	default:
 		return false;

@@ -109,6 +109,7 @@ struct kernel_job {
 	atomic_int users;	/* the last one frees it */
 	sem_t ended;
 	int err;
+	uint64_t begun;
 };
 
 static void job_put(struct kernel_job *job)
@@ -138,6 +139,35 @@ static const char *kernel_error(int err)
 	       err == EBUSY ? "connections of another peer or key are still there: `takeoverctl promote` or `abandon` it first" : strerror(err);
 }
 
+/* A walk that takes longer than an order waits for it: status says so until it ends */
+static void walk_keep(struct service *svc, struct kernel_job *job)
+{
+	say(LOG_WARNING, "%s: the kernel is not done with each connection yet: a process may keep one from it: the others have gone on", svc->c->name);
+	/* One behind another ends after it */
+	if (svc->walk)
+		job_put(svc->walk);
+	svc->walk = job;
+}
+
+static void walk_look(struct service *svc, uint64_t now)
+{
+	struct kernel_job *job = svc->walk;
+
+	if (!job || sem_trywait(&job->ended))
+		return;
+	say(job->err ? LOG_ERR : LOG_NOTICE, "%s: the kernel is done with all connections, after %" PRIu64 " ms%s%s", svc->c->name,
+	    (now - job->begun) / 1000000, job->err ? ": " : "", job->err ? strerror(job->err) : "");
+	svc->walk = NULL;
+	job_put(job);
+}
+
+const char *state_shown(const struct service *svc)
+{
+	if (svc->walk && svc->state == ALONE)
+		return "promoting";
+	return svc->walk && svc->state == ABANDONED ? "abandoning" : state_name(svc);
+}
+
 static int kernel_op(struct service *svc, uint32_t op, uint32_t role)
 {
 	const struct endpoint *at = &svc->c->at;
@@ -147,6 +177,7 @@ static int kernel_op(struct service *svc, uint32_t op, uint32_t role)
 	int err = 0;
 
 	job->svc = svc;
+	job->begun = now_ns();
 	job->arg = (struct tcp_replica){
 		.op = op, .role = role, .patience_ms = svc->c->patience / 1000000, .family = at->family, .port = at->port,
 	};
@@ -169,10 +200,12 @@ static int kernel_op(struct service *svc, uint32_t op, uint32_t role)
 	until.tv_nsec += WALK_NS;
 	until.tv_sec += until.tv_nsec / SECOND_NS;
 	until.tv_nsec %= SECOND_NS;
-	if (op != TCP_REPLICA_JOIN && !sem_clockwait(&job->ended, CLOCK_MONOTONIC, &until))
+	if (op != TCP_REPLICA_JOIN && sem_clockwait(&job->ended, CLOCK_MONOTONIC, &until)) {
+		walk_keep(svc, job);
+		return 0;
+	}
+	if (op != TCP_REPLICA_JOIN)
 		err = job->err;
-	else if (op != TCP_REPLICA_JOIN)
-		say(LOG_WARNING, "%s: a process keeps the kernel from one of its connections: the others have gone on", svc->c->name);
 	job_put(job);
 	return err;
 }
@@ -651,7 +684,7 @@ static void event(const struct service *svc, int level, const char *outcome, con
 static void change(struct service *svc, enum state state, const char *cause, uint64_t since)
 {
 	svc->state = state;
-	svc->protect = svc->split = false;
+	svc->protect = svc->split = svc->had_address = svc->displaced = false;
 	svc->asked_at = 0;
 	state_save(svc);
 	if (state == PROTECTED)
@@ -749,16 +782,18 @@ static void claim_end(struct service *svc, int status, const char *text)
 	free(claim);
 }
 
+static const char still_walking[] = "; the kernel is still at its connections: `takeoverctl status` says promoting until it is done";
+
 static void claim_won(struct service *svc, const char *cause)
 {
-	char text[NAME_SIZE + 64];
+	char text[NAME_SIZE + 64 + sizeof(still_walking)];
 
 	if (!go_alone(svc, svc->epoch + 1, cause, svc->claim->begun)) {
 		snprintf(text, sizeof(text), "%s: the kernel does not promote it: the journal says why\n", svc->c->name);
 		claim_end(svc, 1, text);
 		return;
 	}
-	snprintf(text, sizeof(text), "%s: this host goes on: %s\n", svc->c->name, cause);
+	snprintf(text, sizeof(text), "%s: this host goes on: %s%s\n", svc->c->name, cause, svc->walk ? still_walking : "");
 	claim_end(svc, 0, text);
 }
 
@@ -842,10 +877,11 @@ static void claim_patient(struct service *svc, uint64_t now)
 void service_promote(struct service *svc, done_fn done, void *arg)
 {
 	const uint64_t now = now_ns();
-	char text[NAME_SIZE + 64];
+	char text[NAME_SIZE + 64 + sizeof(still_walking)];
 
 	if (svc->state == ALONE || svc->claim) {
-		snprintf(text, sizeof(text), "%s: it %s promoted\n", svc->c->name, svc->claim ? "is being" : "has been");
+		snprintf(text, sizeof(text), "%s: it %s promoted%s\n", svc->c->name, svc->claim ? "is being" : "has been",
+			 !svc->claim && svc->walk ? still_walking : "");
 		done(arg, svc->claim ? 1 : 0, text);
 		return;
 	}
@@ -998,6 +1034,20 @@ static void claimed(struct service *svc, struct peer_message *m)
 	*m = message(svc, svc->state == PROTECTED ? VERB_NO : VERB_YES);	/* the kernel has refused */
 }
 
+/* One that is alone, and had it: then the address has gone to the peer, since nobody else has it */
+static void address_watch(struct service *svc)
+{
+	const bool here = address_here(svc);
+
+	if (svc->state != ALONE)
+		return;
+	if (svc->had_address && !here && !svc->displaced)
+		event(svc, LOG_CRIT, "displaced", "displaced: the address has left this host, which is alone, and so have its clients: "
+		      "the cluster manager must not move it back (nopreempt)", 0);
+	svc->displaced = !here && (svc->had_address || svc->displaced);
+	svc->had_address = here;
+}
+
 static struct service *asking;	/* the service that we have asked to protect, until it is answered */
 
 void service_asked(struct service *svc, struct peer_message *m)
@@ -1012,8 +1062,13 @@ void service_asked(struct service *svc, struct peer_message *m)
 		claimed(svc, m);
 		return;
 	case VERB_PROTECT:
-		/* One that is the primary already has a peer that does not know of it any more */
-		may = svc->state != ALONE && !svc->claim && asking != svc && !(svc->state == PROTECTED && svc->backup);
+		/*
+		 * One that is the primary already has a peer that does not know of it any more. One that is alone has something to lose: it
+		 * agrees when the address is the peer's again anyway.
+		 */
+		address_watch(svc);
+		may = (svc->state != ALONE || (svc->displaced && asked.state != ALONE)) && !svc->claim && asking != svc &&
+		      !(svc->state == PROTECTED && svc->backup);
 		/* What this host has left of before, the peer has gone on with */
 		if (may && asked.state == ALONE)
 			may = kernel_does(svc, TCP_REPLICA_ABANDON, "abandon");
@@ -1059,10 +1114,12 @@ static void asked_answered(void *arg, int error, int fd, const struct peer_messa
 		asked_in_vain(arg, error);
 }
 
-bool service_protect(struct service *svc)
+enum protection service_protect(struct service *svc)
 {
-	if (!address_here(svc))
-		return false;
+	const bool here = address_here(svc);
+
+	if (!here && svc->state != ALONE)
+		return PROTECTION_REFUSED;
 	svc->protect = true;
 	svc->asked_at = 0;
 	/* One that had given way may have the address now: it is asked as one that is to be the muted one */
@@ -1071,7 +1128,7 @@ bool service_protect(struct service *svc)
 		svc->state = WAITING;
 		state_save(svc);
 	}
-	return true;
+	return here ? PROTECTION_ASKED : PROTECTION_LATER;
 }
 
 int service_set_peer(struct service *svc, const union address *peer, const union address *log)
@@ -1096,6 +1153,7 @@ static void service_ask(struct service *svc, uint64_t now)
 		announce(&svc->c->at, svc->c->interface);
 		svc->announcements--;
 	}
+	address_watch(svc);
 	svc->asked_at = now + random() % (SECOND_NS / 5);
 	if (peer_dial(svc, &svc->peer_log, &question, protect ? PROTECT_NS : SECOND_NS, protect ? protect_answered : asked_answered, svc) && protect)
 		asking = svc;
@@ -1108,6 +1166,7 @@ void services_tick(uint64_t now)
 	LL_FOREACH(services, svc) {
 		if (svc->claim)
 			claim_tick(svc, now);
+		walk_look(svc, now);
 		if (!svc->asked_at || (now > svc->asked_at && now - svc->asked_at >= SECOND_NS)) {
 			service_ask(svc, now);
 			/* Those that one host alone has, and that are idle now */
@@ -1212,12 +1271,12 @@ json_t *services_status(void)
 		if (svc->counts)
 			counts_add(counts, svc->counts);
 		json_array_append_new(all, json_pack(
-			"{s:s, s:s, s:i, s:s, s:s, s:I, s:{s:s, s:s, s:b, s:s}, s:b, s:b, s:b, s:b, s:I, s:I, s:I, s:I, s:o}",
-			"name", svc->c->name, "address", endpoint_text(&svc->c->at), "port", ntohs(svc->c->at.port), "state", state_name(svc),
+			"{s:s, s:s, s:i, s:s, s:s, s:I, s:{s:s, s:s, s:b, s:s}, s:b, s:b, s:b, s:b, s:b, s:I, s:I, s:I, s:I, s:o}",
+			"name", svc->c->name, "address", endpoint_text(&svc->c->at), "port", ntohs(svc->c->at.port), "state", state_shown(svc),
 			"role", svc->backup ? "backup" : "primary", "epoch", (json_int_t)svc->epoch,
 			"peer", "address", address_text(&svc->peer, false), "log", address_text(&svc->peer_log, true), "alive", alive,
 			"state", alive ? state_names[svc->peer_state] : "unknown",
-			"split", svc->split, "silent", svc->silent >= SILENT_ASKS, "settings_differ", svc->differs, "protect", wants_protection(svc),
+			"split", svc->split, "displaced", svc->displaced, "silent", svc->silent >= SILENT_ASKS, "settings_differ", svc->differs, "protect", wants_protection(svc),
 			"replies", (json_int_t)svc->replies, "executed", (json_int_t)svc->executed, "refused", (json_int_t)svc->refused,
 			"lost", (json_int_t)svc->lost, "kernel", counts));
 	}
@@ -1278,6 +1337,9 @@ unsigned int host_check(void (*found)(void *arg, const char *text), void *arg)
 	LL_FOREACH(services, svc)
 		if (svc->silent >= SILENT_ASKS)
 			FOUND("[service %s]: the peer has abandoned it, and this host has not been promoted: `takeoverctl promote` it", svc->c->name);
+	LL_FOREACH(services, svc)
+		if (svc->displaced)
+			FOUND("[service %s]: the address has left this host, which is alone: bring it back, or `takeoverctl protect` it at the peer", svc->c->name);
 	LL_FOREACH(services, svc)
 		if (svc->differs)
 			FOUND("[service %s]: TCP's settings are not those of the peer: the journal says which", svc->c->name);

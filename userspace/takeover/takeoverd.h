@@ -55,6 +55,7 @@ extern const char *verdicts;
 enum state { WAITING, PROTECTED, ALONE, ABANDONED };
 
 struct claim;
+struct kernel_job;
 
 struct service {
 	struct service_config *c;
@@ -70,12 +71,15 @@ struct service {
 	uint64_t peer_epoch;
 	uint64_t asked_at;
 	bool split;			/* both hosts are alone */
+	bool had_address;		/* of ALONE: the address has been here */
+	bool displaced;			/* of ALONE: it has gone again */
 	bool differs;			/* settings do */
 	bool nobody_asks;		/* both hosts are the primary */
 	unsigned int silent;		/* how often the peer has said that it does not go on, and nor does this host */
 	bool stranger;			/* it has another key */
 	bool misplaced;			/* its address is, or may be */
 	atomic_bool joining;		/* a thread is at it */
+	struct kernel_job *walk;	/* a promotion or abandonment that the kernel has not ended yet, or NULL */
 	uint64_t protect_after;		/* it has failed here just now */
 	unsigned int announcements;	/* of the address that are to come */
 	uint64_t unreachable_until;	/* its log: so that not everybody waits for it */
@@ -108,13 +112,16 @@ extern uint64_t woken_at;		/* when this host last found that it had stood still 
 typedef void (*done_fn)(void *arg, int status, const char *text);
 void service_promote(struct service *svc, done_fn done, void *arg);
 bool service_abandon(struct service *svc);
-/* false: the address is not on this host */
-bool service_protect(struct service *svc);
+/* A host that is alone asks as soon as the address is on it; for another one without the address there is nothing to ask */
+enum protection { PROTECTION_ASKED, PROTECTION_LATER, PROTECTION_REFUSED };
+enum protection service_protect(struct service *svc);
 int service_set_peer(struct service *svc, const union address *peer, const union address *log);
 json_t *services_status(void);
 /* What of this host's settings is not as it should be, a line each */
 unsigned int host_check(void (*found)(void *arg, const char *text), void *arg);
 const char *state_name(const struct service *svc);
+/* The same, and whether the kernel is still at it */
+const char *state_shown(const struct service *svc);
 
 /* What the hosts tell each other about a service */
 enum verb { VERB_ASK, VERB_CLAIM, VERB_PROTECT, VERB_ANSWER, VERB_YES, VERB_NO };

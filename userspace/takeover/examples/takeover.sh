@@ -2,23 +2,32 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
 # keepalived calls it: what has become of the instance that the other host is the master of while it lives
 GATEWAY=192.0.2.1
+DIRECTORY=/run/takeover
 
-# One after the other: keepalived does not wait
-exec 9>/run/takeover/keepalived.lock
+# One after the other, since keepalived does not wait; and what is not so any more is not acted on
+echo "$3" >$DIRECTORY/keepalived.now
+still() { [ "$(cat $DIRECTORY/keepalived.now)" = "$1" ]; }
+exec 9>$DIRECTORY/keepalived.lock
 flock 9
 
 case $3 in
 MASTER)
-	# A host that has lost the network itself does not go on
-	ping -q -c 1 -i 0.2 -w 2 "$GATEWAY" >/dev/null && exec takeoverctl promote all
+	# A host that has lost the network itself does not go on before it has it again
+	while still MASTER; do
+		ping -q -c 1 -w 1 "$GATEWAY" >/dev/null && exec takeoverctl promote all
+		sleep 0.2
+	done
 	;;
 BACKUP)
-	# The other one is back; this one may just be promoting itself still, since it was late
-	for _ in 1 2 3 4 5; do
-		takeoverctl status | while read -r service _ _ state _; do
-			[ "$state" = alone ] && takeoverctl protect "$service"
-		done
-		sleep 1
+	# The other one is back. takeoverd asks it when the address is here.
+	until status=$(takeoverctl status); do
+		still BACKUP || exit 0
+		sleep 0.2
+	done
+	echo "$status" | while read -r service _ _ state _; do
+		case $state in
+		alone | promoting) takeoverctl protect "$service" ;;
+		esac
 	done
 	;;
 esac

@@ -320,20 +320,30 @@ static int log_hear(struct takeover_reply *reply)
 	return -1;
 }
 
-/* Until the socket is ready, and not for ever */
+/* Until the socket is ready, and not for ever; nor after a host that is gone by now */
 static int log_poll(struct takeover_reply *reply, short events)
 {
 	struct pollfd p = { reply->log->fd, events, 0 };
 	int64_t end = now_ms() + reply->log->patience_ms, left;
+	uint64_t id;
 	int n;
 
-	do {
+	for (;;) {
 		left = end - now_ms();
-		n = poll(&p, 1, left > 0 ? left : 0);
-	} while (n < 0 && errno == EINTR);
-	if (!n)
-		errno = ETIMEDOUT;
-	return n > 0 ? 0 : -1;
+		n = poll(&p, 1, left > LOOK_MS ? LOOK_MS : left > 0 ? left : 0);
+		if (n > 0)
+			return 0;
+		if (n < 0 && errno != EINTR)
+			return -1;
+		if (takeover_role(reply->fd, &id) != TAKEOVER_PRIMARY || id != reply->id) {
+			errno = EPIPE;
+			return -1;
+		}
+		if (left <= 0) {
+			errno = ETIMEDOUT;
+			return -1;
+		}
+	}
 }
 
 static int log_send(struct takeover_reply *reply, const void *data, size_t size, bool more)

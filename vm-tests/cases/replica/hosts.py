@@ -391,7 +391,8 @@ class Hosts:
         batch([family.address(verb, family.service, device) for family in FAMILIES
                for verb, device in (("del", old), ("add", new))], "primary")
         sysctl("primary", conf__all__arp_ignore=int(back))
-        batch(["neigh flush all"], "client")
+        # One that is being asked for is left: without it, what waits for it fails
+        batch(["neigh flush all nud reachable nud stale nud delay nud probe"], "client")
 
     def bury(self, host: str) -> None:
         """What a cluster manager does when a host has died: the other one gets the address, if it has not, and goes on."""

@@ -220,12 +220,16 @@ def where() -> None:
     assert 'takeover_silent{service="web"} 1' in b.sh("curl -s http://127.0.0.1:9090/metrics")
     b.ctl("promote", "web")
     equal(b.status()["silent"], False)
-    assert "the address is not on this host" in b.ctl("protect", "web", ok=1)
+    # The address comes a moment later
+    assert "the address is not on this host yet" in b.ctl("protect", "web")
     time.sleep(1.5)
     equal((a.state(), b.state()), ("abandoned", "alone"))
     b.sh("ip address replace 192.0.2.10/32 dev eth0")
-    b.ctl("protect", "web")
     wait("both are protected", lambda: a.state() == b.state() == "protected")
+    b.sh("ip address flush dev eth0 to 192.0.2.10/32")
+    said = b.ctl("protect", "web", ok=1)
+    assert "it is asked at the host that the address points to" in said, said
+    b.sh("ip address replace 192.0.2.10/32 dev eth0")
     # A state of another start of the host is none
     b.kill()
     state = b.place / "web.state"
@@ -241,6 +245,36 @@ def where() -> None:
     for thread in [promote(host, statuses) for host in (a, b)]:
         thread.join()
     equal(sorted(host.state() for host in (a, b)), ["alone", "waiting"])
+    end(a, b)
+
+
+def goes_back() -> None:
+    """The address goes back to a host that has come back: the other one says so, and is the primary again"""
+    a, b = pair()
+    b.kill()
+    (b.place / "web.state").unlink()
+    b.sh("ip address flush dev eth0 to 192.0.2.10/32")
+    # It has not come here yet: nobody is to take what this host is to have
+    a.sh("ip address flush dev eth0 to 192.0.2.10/32")
+    a.ctl("promote", "web")
+    b.start()
+    b.sh("ip address replace 192.0.2.10/32 dev eth0")
+    time.sleep(2.5)
+    equal((a.state(), a.status()["displaced"], b.state()), ("alone", False, "waiting"))
+    b.kill()
+    b.sh("ip address flush dev eth0 to 192.0.2.10/32")
+    a.sh("ip address replace 192.0.2.10/32 dev eth0")
+    time.sleep(1.5)
+    a.sh("ip address flush dev eth0 to 192.0.2.10/32")
+    wait("it is said", lambda: a.status()["displaced"])
+    assert "the address has left this host, which is alone" in a.text() and "nopreempt" in a.text(), a.text()
+    assert "the address has left this host" in a.ctl("check", ok=1)
+    assert ", displaced" in a.ctl("status")
+    assert 'takeover_displaced{service="web"} 1' in a.sh("curl -s http://127.0.0.1:9090/metrics")
+    b.start()
+    b.sh("ip address replace 192.0.2.10/32 dev eth0")
+    wait("both are protected", lambda: a.state() == b.state() == "protected")
+    equal((a.status()["role"], b.status()["role"], a.status()["displaced"]), ("primary", "backup", False))
     end(a, b)
 
 
@@ -365,9 +399,15 @@ def kernel_refuses() -> None:
     b.place.joinpath("fail").unlink()
     b.place.joinpath("hang").write_text("promote")
     start = time.monotonic()
-    assert "agreed with the peer" in b.ctl("promote", "web")
+    text = b.ctl("promote", "web")
     assert time.monotonic() - start < 1
-    equal((a.state(), b.state()), ("abandoned", "alone"))
+    assert "agreed with the peer; the kernel is still at its connections" in text, text
+    equal((a.state(), b.state()), ("abandoned", "promoting"))
+    assert "promoting" in b.ctl("status") and "still at its connections" in b.ctl("promote", "web")
+    assert 'takeover_state{service="web",state="promoting"} 1' in b.sh("curl -s http://127.0.0.1:9090/metrics")
+    wait("it is done", lambda: b.state() == "alone", 5)
+    assert time.monotonic() - start > 2.9
+    assert re.search("the kernel is done with all connections, after 3[0-9]{3} ms", b.text()), b.text()
     b.ctl("protect", "web")
     b.place.joinpath("hang").write_text("join")
     wait("both are protected", lambda: a.state() == b.state() == "protected")
@@ -477,4 +517,4 @@ manage_address = yes""")
     end(a, b)
 
 
-main(at_first, switched, gone, other_way, healed, split, both, stood_still, where, started_anew, refused, flushed, kernel_refuses, restarting, figures, address)
+main(at_first, switched, gone, other_way, healed, split, both, stood_still, where, goes_back, started_anew, refused, flushed, kernel_refuses, restarting, figures, address)

@@ -18,6 +18,7 @@ KEY = bytes.fromhex("00112233445566778899aabbccddeeff")
 LOGS, PEER = 1, 2
 BEGIN, DATA, END, END_SAY, ABORT, STORED, REFUSED = range(1, 8)
 HEAD = struct.Struct("!IIQQ")
+WORDS = struct.Struct("!IIQII6I")
 
 
 def at(host: Host) -> socket.socket:
@@ -53,13 +54,22 @@ def ended(s: socket.socket) -> bool:
 
 
 def greeted(host: Host, kind: int = LOGS) -> socket.socket:
+    return greet(host, kind)[0]
+
+
+def greet(host: Host, kind: int) -> tuple[socket.socket, bytes]:
+    """And what all that is signed on it begins with."""
     s, mine = at(host), hello(kind)
     s.sendall(mine)
     challenge = read(s, 64)
     equal(challenge[32:], hmac.new(KEY, b"listener" + mine + challenge[:32], hashlib.sha256).digest())
     s.sendall(hmac.new(KEY, b"dialler\0" + mine + challenge[:32], hashlib.sha256).digest())
     equal(read(s, 4), bytes(4))
-    return s
+    return s, mine + challenge[:32]
+
+
+def seal(what: bytes, session: bytes, message: bytes) -> bytes:
+    return hmac.new(KEY, what + session + message, hashlib.sha256).digest()
 
 
 def works(a: Host, b: Host, number: int) -> None:
@@ -110,11 +120,27 @@ def not_the_protocol() -> None:
         s.sendall((begin if draw.random() < 0.5 else b"") + draw.randbytes(draw.randrange(1, 3000)))
         s.close()
     s = greeted(b, PEER)
-    s.sendall(bytes([255]) * 48)
+    s.sendall(bytes([255]) * 80)
     assert ended(s)
     works(a, b, 1)
     equal(b.status()["state"], "protected")
     end(a, b)
+
+
+def changed() -> None:
+    """What members say cannot be changed on its way, nor said again, nor in the other direction"""
+    a, b = pair()
+    b.kill()
+    protect, other = (WORDS.pack(2, 0, epoch, 1, 0, *[0] * 6) for epoch in (1, 9))
+    sessions = [greet(a, PEER) for _ in range(4)]
+    seals = [seal(b"question", session, protect) for _, session in sessions]
+    # Another message, an answer, no seal, and what was said on another connection
+    for (s, session), said in zip(sessions, (other + seals[0], protect + seal(b"answer__", sessions[1][1], protect), protect + bytes(32), protect + seals[0])):
+        s.sendall(said)
+        assert ended(s), said
+    assert "was changed on its way" in a.text(), a.text()
+    equal((a.state(), a.status()["epoch"]), ("protected", 1))
+    end(a)
 
 
 def slow() -> None:
@@ -203,12 +229,14 @@ def old_news() -> None:
     """A peer that has been promoted is right, though its answers were lost; one that tells what it was before is not"""
     a, b = pair()
     b.kill()
-    words = struct.Struct("!IIQII6I")
 
     def ask(host: Host, verb: int, state: int, epoch: int) -> int:
-        s = greeted(host, PEER)
-        s.sendall(words.pack(verb, state, epoch, 1, 0, *[0] * 6))
-        return int(words.unpack(read(s, words.size))[0])
+        s, session = greet(host, PEER)
+        message = WORDS.pack(verb, state, epoch, 1, 0, *[0] * 6)
+        s.sendall(message + seal(b"question", session, message))
+        answer = read(s, WORDS.size + 32)
+        equal(answer[WORDS.size:], seal(b"answer__", session, answer[:WORDS.size]))
+        return int(WORDS.unpack(answer[:WORDS.size])[0])
 
     asks, protects, answers, yes, no = 0, 2, 3, 4, 5
     waits, alone = 0, 2
@@ -224,4 +252,4 @@ def old_news() -> None:
     end(b)
 
 
-main(strangers, not_the_protocol, slow, crowds, here, old_news)
+main(strangers, not_the_protocol, changed, slow, crowds, here, old_news)

@@ -311,6 +311,24 @@ def hung_up() -> None:
     end(a, b)
 
 
+def patient() -> None:
+    """A primary that is very patient does not wait for a host that has died, once its own goes on alone"""
+    a, b = pair(service="patience = 60s")
+    for number, waits in enumerate((("write", 30_000_000, 0), ("end", 1)), 1):
+        primary = a.client(PRIMARY, number)
+        equal(primary.do("begin", number, 1)[0], "OK")
+        assert b.process
+        b.process.send_signal(signal.SIGSTOP)
+        primary.begin_do(*waits)
+        time.sleep(1)
+        primary.be(ALONE, number)
+        verb, took = primary.done()
+        equal((verb, primary.ops()), ("EPIPE", ["leave"]))
+        assert 0.9 < float(took) < 2, took
+        b.process.send_signal(signal.SIGCONT)
+    end(a, b)
+
+
 def storm() -> None:
     """Many threads at once, and forks: each reply comes to who waits for it, and is what was written"""
     for acknowledged in (0, 1):
@@ -332,4 +350,4 @@ def storm() -> None:
     end(a, b)
 
 
-main(given, stock, promoted, vanished, long_one, no_room, full_disk, last_words, restarted, restarted_primary, hung_up, storm)
+main(given, stock, promoted, vanished, long_one, no_room, full_disk, last_words, restarted, restarted_primary, hung_up, patient, storm)

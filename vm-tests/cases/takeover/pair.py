@@ -28,6 +28,7 @@ LAN = {"client": "192.0.2.1", "one": "192.0.2.2", "two": "192.0.2.3"}
 LAN6 = {name: f"2001:db8::{i}" for i, name in enumerate(LAN, 1)}
 LINK = {"one": "10.0.0.1", "two": "10.0.0.2"}
 OTHER = {"one": "two", "two": "one"}
+MARK = {"one": "127.0.0.2", "two": "127.0.0.3"}      # at the host itself while it lives, at the other one when it is dead
 SEED = int(os.environ.get("PERDURE_SEED") or random.SystemRandom().randrange(1 << 32))
 draw = random.Random(SEED)
 # A machine that emulates several others is slow now and then: 2 s without a word are a death here
@@ -124,6 +125,9 @@ class Pair:
         """Begins to."""
         for name in () if self.managed else OTHER:
             self.spawn(name, "keepalived")
+        self.begin_traffic()
+
+    def begin_traffic(self) -> None:
         self.settle()
         if self.clients:
             self.traffic = [Traffic(self.client, service, *self.clients) for service in self.services]
@@ -162,7 +166,7 @@ class Pair:
         text = (EXAMPLES / "keepalived.conf").read_text().replace("eth0", "lan").replace("/etc/keepalived", str(EXAMPLES))
         first = name == "one"
         for key, value in {"OWN": LAN[name], "PEER": LAN[OTHER[name]], "OWN_ID": 3 - first, "PEER_ID": 2 + first, "INTERVAL": INTERVAL,
-                           "OWN_MARK": f"127.0.0.{3 - first}", "PEER_MARK": f"127.0.0.{2 + first}"}.items():
+                           "OWN_MARK": MARK[name], "PEER_MARK": MARK[OTHER[name]]}.items():
             text = re.sub(rf"^\${key}=.*$", f"${key}={value}", text, flags=re.MULTILINE)
         start, end = text.index("# Where the address"), text.index("# What this host says")
         part, parts = text[start:end], ""
@@ -199,9 +203,9 @@ class Pair:
         def settled() -> bool:
             for name, daemons in self.daemons.items():
                 assert all(d.status is None for d in daemons.values()), f"something has ended at {name}"
-            there = {name: self.hosts[name].run("ip address show dev lan; ss -Htn state established") for name in OTHER}
+            there = {name: self.hosts[name].run("ip address show dev lan; ss -Htn state established", check=False) for name in OTHER}
             self.found = {name: self.status(name) for name in OTHER}
-            return all(self.settled(s, there) for s in self.services)
+            return self.steady() and all(self.settled(s, there) for s in self.services)
 
         wait("both hosts have the services", settled, limit)
         # One that has not been used says nothing about what was meanwhile
@@ -209,6 +213,14 @@ class Pair:
         now = time.monotonic_ns()
         self.phases += [Phase((s.address, s.port), now, next(n for n in OTHER if self.found[n][s.name]["role"] == "primary"))
                         for s in self.services]
+
+    def steady(self) -> bool:
+        """keepalived may have thought one dead that had not begun yet, and its script may still be at it."""
+        for name in () if self.managed else OTHER:
+            text = self.hosts[name].run("ip address show dev lo to 127.0.0.0/24; flock -n /run/takeover/keepalived.lock echo steady", check=False)
+            if "steady" not in text or f" {MARK[name]}/" not in text or f" {MARK[OTHER[name]]}/" in text:
+                return False
+        return True
 
     def settled(self, s: Service, there: dict[str, str]) -> bool:
         both = {name: self.found[name][s.name] for name in OTHER}
