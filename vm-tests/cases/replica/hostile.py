@@ -6,8 +6,9 @@ import random
 import socket
 import struct
 import time
+from contextlib import suppress
 
-from hosts import (FAMILIES, MUTED, PORT, PRIMARY, PROMOTE, V4, V6, Family, Hosts, Report, Segment, batch, equal,
+from hosts import (FAMILIES, MUTED, PORT, PRIMARY, PROMOTE, V4, V6, WAIT_S, Family, Hosts, Report, Segment, batch, equal,
                    inside, main, nft, nothing, read, service, state, wait)
 from interface import argument
 
@@ -125,6 +126,23 @@ def replayed() -> None:
                 assert any(s.report and s.report.flags & FIN for s in old)
 
 
+def echo() -> None:
+    """What the primary says about itself comes back to it: that is not what the other host has"""
+    with service() as hosts:
+        hosts.copies(False)
+        forward(hosts)
+        client, a, b = hosts.pair()
+        a.sendall(b"answer")
+        client.settimeout(1)
+        with suppress(TimeoutError):
+            raise AssertionError(f"the client has {client.recv(10)!r}, which one host alone has")
+        assert any(s.report for s in hosts.capture.of("primary")), "the primary has not asked"
+        client.settimeout(WAIT_S)
+        b.sendall(b"answer")
+        equal(read(client, 6), b"answer")
+        unharmed(client, a, b)
+
+
 def garbage() -> None:
     """Segments without flags and options of random bytes"""
     with service() as hosts:
@@ -172,4 +190,4 @@ def other_network() -> None:
 
 
 if __name__ == "__main__":
-    main(forged, replayed, garbage, flood, other_network)
+    main(forged, replayed, echo, garbage, flood, other_network)
