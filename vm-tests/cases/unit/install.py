@@ -74,7 +74,8 @@ def files() -> Iterator[str]:
     installed()
     wanted = ["/include/perdure/zlr.h", "/man7/perdure.7", "/bin/replayctl", "/man5/replay.conf.5", "/man7/replay.7",
               "/man7/replay_http.7", "/man8/replayctl.8", "/sbin/takeoverctl", "/sbin/takeoverd", "/man5/takeover.conf.5",
-              "/man7/takeover.7", "/man8/takeoverctl.8", "/man8/takeoverd.8"]
+              "/man7/takeover.7", "/man8/takeoverctl.8", "/man8/takeoverd.8", "/man7/ocf_perdure_takeover.7",
+              "/lib/ocf/resource.d/perdure/takeover"]
     for library in LIBRARIES:
         wanted += [f"/{library.name}{suffix}" for suffix in (f".so.{VERSION}", ".so.0", ".so", ".a")]
         wanted += [library.header, f"/pkgconfig/{library.pc}.pc"]
@@ -190,7 +191,7 @@ def examples() -> Iterator[str]:
         found = re.findall(r"^\.Bd -literal -offset indent\n(.*?)^\.Ed", section[1] if section else "", re.M | re.S)
         # An overview may speak with a shell, a client its own language
         programs = [text for text in found if "#include" in text]
-        if not found or (not programs and not re.search(r"/man7/(replay|takeover)", name)):
+        if not found or (not programs and not re.search(r"/man7/(replay|takeover|ocf)", name)):
             yield f"{name}: no example"
         for number, text in enumerate(programs):
             part = [] if "main(" in text else ["-c"]
