@@ -34,6 +34,12 @@ class Run:
     def start(self, wait: bool = True) -> None:
         self.client = self.hosts.connect(self.family, ((socket.SOL_SOCKET, socket.SO_RCVBUF, 32768),), self.port, wait)
 
+    def connected(self) -> None:
+        """After a start that did not wait"""
+        self.client.settimeout(20)
+        wait("connected", lambda: not self.client.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+             and self.client.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1) == b"\1")
+
     def accept(self) -> None:
         for name in self.alive:
             if name not in self.sides:
@@ -71,9 +77,7 @@ def syn(run: Run) -> Iterator[None]:
     """The SYN is on its way"""
     yield
     run.start(wait=False)
-    run.client.settimeout(20)
-    wait("connected", lambda: not run.client.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
-         and run.client.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1) == b"\1")
+    run.connected()
     yield from dialogue(run)
 
 
@@ -201,7 +205,7 @@ def scripts() -> dict[str, Script]:
     return found
 
 
-def all_points(family: Family, victim: str) -> None:
+def all_points(family: Family, victim: str, kind: type[Run] = Run) -> None:
     failures: list[str] = []
     with service(family) as hosts:
         buffers = (socket.SOL_SOCKET, SO_SNDBUFFORCE, 1 << 20)
@@ -209,7 +213,7 @@ def all_points(family: Family, victim: str) -> None:
             listener.setsockopt(*buffers)
         runs = []
         for number, (name, script) in enumerate(scripts().items()):
-            run = Run(hosts, family, 5001 + number)
+            run = kind(hosts, family, 5001 + number)
             steps = script(run)
             try:
                 next(steps)

@@ -273,6 +273,14 @@ def sysctl(host: str, **values: object) -> None:
             Path("/proc/sys/net/ipv4", name.replace("__", "/")).write_text(str(value))
 
 
+def announce(host: str, address: str) -> None:
+    """By ARP, to all."""
+    with inside(host), socket.socket(socket.AF_PACKET, socket.SOCK_RAW) as s:
+        s.bind(("lan", 0))
+        mac, ip = s.getsockname()[4], socket.inet_aton(address)
+        s.send(b"\xff" * 6 + mac + bytes.fromhex("0806 0001 0800 06 04 0001") + mac + ip + b"\xff" * 6 + ip)
+
+
 class Hosts:
     """
     The client, the primary and the muted host on one switch. The address of the service is the muted one's; its packets are copied
@@ -393,6 +401,8 @@ class Hosts:
         sysctl("primary", conf__all__arp_ignore=int(back))
         # One that is being asked for is left: without it, what waits for it fails
         batch(["neigh flush all nud reachable nud stale nud delay nud probe"], "client")
+        # ... and says so: lwIP hears it
+        announce("primary", V4.service)
 
     def bury(self, host: str) -> None:
         """What a cluster manager does when a host has died: the other one gets the address, if it has not, and goes on."""
