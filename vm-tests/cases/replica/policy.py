@@ -2,13 +2,14 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
 """What the hosts do by themselves: copies that differ, servers that are late, gates, and connections that nobody knows."""
 
+import select
 import socket
 import struct
 import threading
 import time
 from contextlib import suppress
 
-from hosts import (ABANDON, ALONE, GATE, LEAVE, PRIMARY, RST, SO_SNDBUFFORCE, UNGATED, Hosts, equal, main, nft, nothing,
+from hosts import (ABANDON, ALONE, GATE, LEAVE, PRIMARY, PROMOTE, RST, SET, SO_SNDBUFFORCE, UNGATED, Hosts, equal, main, nft, nothing,
                    read, read_all, service, state, wait)
 
 TCP, SOL = socket.IPPROTO_TCP, socket.SOL_SOCKET
@@ -275,6 +276,29 @@ def abandon() -> None:
         assert ended(b), "it did not end"
 
 
+def half_open() -> None:
+    """What is half open when its host gives way comes to nothing there, also if that host is the new primary"""
+    with service(free=("primary", "muted")) as hosts:
+        for name in ("primary", "muted"):
+            nft(name, "add table inet half\nadd chain inet half in { type filter hook prerouting priority -250; }\n"
+                      "add rule inet half in tcp dport 80 tcp flags & (syn|ack) == ack drop")
+        client = hosts.connect()
+        hosts.call("primary", PROMOTE)
+        hosts.call("muted", ABANDON)
+        hosts.call("muted", SET, PRIMARY)
+        # Its timers: after one second, and three
+        time.sleep(3.5)
+        for name in ("primary", "muted"):
+            nft(name, "delete table inet half")
+        client.sendall(b"question")
+        a = hosts.accept("primary")
+        equal(read(a, 8), b"question")
+        a.sendall(b"answer")
+        equal(read(client, 6), b"answer")
+        equal(select.select([hosts.listeners["muted"]], [], [], 0.5)[0], [])
+        equal([s for s in hosts.capture.of("muted") if s.from_service], [])
+
+
 def half_closes() -> None:
     """Either side closes its half first, or both at once; all is delivered"""
     for first in ("client", "server", "both"):
@@ -348,4 +372,4 @@ def again() -> None:
 
 if __name__ == "__main__":
     main(late_writer, late_reader, no_patience, silent_peer, shorter, longer, empty, reset_by_primary, reset_by_muted, unread,
-         reset_by_client, no_listener, unknown_to_both, leave, gate, abandon, half_closes, urgent, again)
+         reset_by_client, no_listener, unknown_to_both, leave, gate, abandon, half_open, half_closes, urgent, again)
