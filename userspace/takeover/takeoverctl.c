@@ -40,25 +40,6 @@ static int complain(const char *what)
 	return 1;
 }
 
-static int receive(int s, struct local_answer *answer)
-{
-	union {
-		struct cmsghdr header;
-		char room[CMSG_SPACE(sizeof(int))];
-	} control;
-	struct iovec part = { answer, sizeof(*answer) };
-	struct msghdr message = { .msg_iov = &part, .msg_iovlen = 1, .msg_control = &control, .msg_controllen = sizeof(control) };
-	struct cmsghdr *c;
-	int fd = -1;
-
-	if (recvmsg(s, &message, MSG_CMSG_CLOEXEC) != sizeof(*answer))
-		return -1;
-	c = CMSG_FIRSTHDR(&message);
-	if (c && c->cmsg_type == SCM_RIGHTS)
-		memcpy(&fd, CMSG_DATA(c), sizeof(fd));
-	return fd;
-}
-
 /*
  * What it says, and its exit status; @s: the connection stays open. @patient: the caller asks once, and it may just be being started
  * anew. What changes something may be asked twice.
@@ -93,7 +74,7 @@ static char *ask(const char *command, int *status, int *s, bool patient)
 					fputs("takeoverctl: is takeoverd running? See `systemctl status takeoverd`\n", stderr);
 				exit(1);
 			}
-		} else if (!request || send(*s, request, size, MSG_NOSIGNAL) != (ssize_t)size || (fd = receive(*s, &answer)) < 0 ||
+		} else if (!request || send(*s, request, size, MSG_NOSIGNAL) != (ssize_t)size || local_receive(*s, &answer, &fd) || fd < 0 ||
 			   !(text = calloc(1, answer.length + 1)) || pread(fd, text, answer.length, 0) != (ssize_t)answer.length) {
 			if (!--tries) {
 				fprintf(stderr, "takeoverctl: takeoverd does not answer\n");

@@ -215,38 +215,11 @@ static int local_send(struct kept *local, uint32_t type, uint64_t id, uint64_t n
 	return send(local->fd, &request, sizeof(request), MSG_NOSIGNAL) == sizeof(request) ? 0 : -1;
 }
 
-/* @fd: what came with it, or -1. EAGAIN: nothing there */
-static int local_receive(struct kept *local, struct local_answer *answer, int *fd)
-{
-	union {
-		struct cmsghdr header;
-		char room[CMSG_SPACE(sizeof(int))];
-	} control;
-	struct iovec part = { answer, sizeof(*answer) };
-	struct msghdr message = { .msg_iov = &part, .msg_iovlen = 1, .msg_control = &control, .msg_controllen = sizeof(control) };
-	struct cmsghdr *c;
-	ssize_t n = recvmsg(local->fd, &message, MSG_CMSG_CLOEXEC);
-
-	*fd = -1;
-	if (n < 0)
-		return -1;
-	c = CMSG_FIRSTHDR(&message);
-	if (c && c->cmsg_level == SOL_SOCKET && c->cmsg_type == SCM_RIGHTS)
-		memcpy(fd, CMSG_DATA(c), sizeof(*fd));
-	if (n == sizeof(*answer))
-		return 0;
-	if (*fd >= 0)
-		close(*fd);
-	*fd = -1;
-	errno = n ? EPROTO : ECONNREFUSED;
-	return -1;
-}
-
 static int local_answer(struct kept *local, struct local_answer *answer, int *fd)
 {
 	int64_t end = now_ms() + LOCAL_TIMEOUT_MS, left;
 
-	while (local_receive(local, answer, fd)) {
+	while (local_receive(local->fd, answer, fd)) {
 		struct pollfd p = { local->fd, POLLIN, 0 };
 
 		if (errno != EAGAIN && errno != EINTR)
@@ -616,7 +589,7 @@ API enum takeover_verdict takeover_reply_wait(int fd, uint64_t id, uint64_t numb
 			break;		/* whoever asked is not there any more */
 		if (!local || !p[1].revents)
 			continue;
-		if (local_receive(local, &answer, &given)) {
+		if (local_receive(local->fd, &answer, &given)) {
 			if (errno == EAGAIN || errno == EINTR)
 				continue;
 			if (!local->used)

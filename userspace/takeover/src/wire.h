@@ -3,7 +3,11 @@
 #ifndef TAKEOVER_WIRE_H
 #define TAKEOVER_WIRE_H
 
+#include <errno.h>
 #include <stdint.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <unistd.h>
 
 #define TAKEOVER_VERSION	1
 #define TAKEOVER_SOCKET		"/run/takeover/takeoverd.sock"
@@ -58,6 +62,33 @@ struct local_answer {
 	uint32_t patience_ms;
 	uint32_t reserved;
 };
+
+/* @fd: what came with it, or -1. EAGAIN: nothing there */
+static inline int local_receive(int s, struct local_answer *answer, int *fd)
+{
+	union {
+		struct cmsghdr header;
+		char room[CMSG_SPACE(sizeof(int))];
+	} control;
+	struct iovec part = { answer, sizeof(*answer) };
+	struct msghdr message = { .msg_iov = &part, .msg_iovlen = 1, .msg_control = &control, .msg_controllen = sizeof(control) };
+	struct cmsghdr *c;
+	ssize_t n = recvmsg(s, &message, MSG_CMSG_CLOEXEC);
+
+	*fd = -1;
+	if (n < 0)
+		return -1;
+	c = CMSG_FIRSTHDR(&message);
+	if (c && c->cmsg_level == SOL_SOCKET && c->cmsg_type == SCM_RIGHTS)
+		memcpy(fd, CMSG_DATA(c), sizeof(*fd));
+	if (n == sizeof(*answer))
+		return 0;
+	if (*fd >= 0)
+		close(*fd);
+	*fd = -1;
+	errno = n ? EPROTO : ECONNREFUSED;
+	return -1;
+}
 
 /* Between the hosts, over TCP, all in network byte order. How a connection begins is in peer.c; then a log's is messages of this. */
 enum {
