@@ -84,8 +84,10 @@ def cluster() -> None:
                 pair.boot(name)
                 pair.settle(180)
             name = OTHER[pair.backup()]
+            # Clients read until the address is there, too
             pair.strike(f"the address moves to {name}", lambda: pair.hosts[name].run(
-                f"crm_resource --resource web-hosts --move --promoted --node {name}"), name)
+                f"crm_resource --resource web-hosts --move --promoted --node {name}"), name,
+                lambda: wait("the address is there", lambda: f" {WEB.address}/" in pair.hosts[name].run("ip address show dev lan"), 60))
             pair.settle(180)
             assert pair.backup() == name
             pair.hosts[name].run("crm_resource --resource web-hosts --clear")
