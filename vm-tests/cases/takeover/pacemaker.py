@@ -84,10 +84,15 @@ def cluster() -> None:
                 pair.boot(name)
                 pair.settle(180)
             name = OTHER[pair.backup()]
-            # Clients read until the address is there, too
+
+            def there() -> None:
+                """What clients ask for when the address is there, they get: all that was before may be from before the move."""
+                wait("the address is there", lambda: f" {WEB.address}/" in pair.hosts[name].run("ip address show dev lan"), 60)
+                for traffic in pair.traffic:
+                    traffic.goes_on(traffic.answers())
+
             pair.strike(f"the address moves to {name}", lambda: pair.hosts[name].run(
-                f"crm_resource --resource web-hosts --move --promoted --node {name}"), name,
-                lambda: wait("the address is there", lambda: f" {WEB.address}/" in pair.hosts[name].run("ip address show dev lan"), 60))
+                f"crm_resource --resource web-hosts --move --promoted --node {name}"), name, there)
             pair.settle(180)
             assert pair.backup() == name
             pair.hosts[name].run("crm_resource --resource web-hosts --clear")
