@@ -12,7 +12,7 @@ import re
 import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from pathlib import Path
 from typing import Any
 
@@ -243,11 +243,7 @@ class Pair:
         time.sleep(1 + draw.random())
         before = [t.answers() for t in self.traffic]
         pauses = [len(t.pauses()) for t in self.traffic]
-        now = time.monotonic_ns()
-        found = self.status("one")
-        still = all(found[s.name]["epoch"] == self.found["one"][s.name]["epoch"] for s in self.services)
-        for phase in self.phases[-len(self.services):]:
-            phase.end, phase.survivor = now if still else 0, survivor
+        self.end_phase(survivor)
         do()
         after()
         for traffic, old in zip(self.traffic, before):
@@ -255,9 +251,18 @@ class Pair:
         longest = max([ms for t, n in zip(self.traffic, pauses) for ms in t.pauses()[n:]], default=0)
         print(f"# {what}: the longest pause is {longest} ms", flush=True)
 
-    def judge(self) -> None:
+    def end_phase(self, survivor: str) -> None:
+        """Something is done to the hosts now. It had no beginning either if one has given up in the meantime."""
+        now = time.monotonic_ns()
+        found = self.status("one")
+        still = all(found[s.name]["epoch"] == self.found["one"][s.name]["epoch"] for s in self.services)
+        for phase in self.phases[-len(self.services):]:
+            phase.end, phase.survivor = now if still else 0, survivor
+
+    def judge(self, ungated: Container[int] = ()) -> None:
+        """`ungated`: the ports of clients that are answered as soon as one host can."""
         phases = [phase for phase in self.phases if phase.end != Phase.end]
-        judge = Judge(self.net.capture("lan"), [(s.address, s.port) for s in self.services], phases)
+        judge = Judge(self.net.capture("lan"), [(s.address, s.port) for s in self.services], phases, ungated)
         print(f"# {judge.bytes} bytes compared, {judge.judged} segments judged, of {len(judge.flows)} connections in {len(phases)} phases",
               flush=True)
         assert judge.judged > 0
