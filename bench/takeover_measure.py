@@ -117,7 +117,8 @@ frontend web
     default_backend hosts
 backend hosts
     balance roundrobin
-    option httpchk GET /files/{size}
+    timeout check 2s
+    option httpchk HEAD /files/{size}
     default-server check inter 500ms fall 3 rise 2
     server one {one}:8080
     server two {two}:8080
