@@ -17,7 +17,7 @@ import time
 import tty
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
@@ -74,6 +74,7 @@ class Machine:
     console: Path
     memory: str = "1G"
     cpus: int = 2
+    _: KW_ONLY
     icount: bool = False
     slow: int | None = None     # one processor that takes 2^slow ns for an instruction, by the wall clock
     timeout: float | None = None

@@ -87,7 +87,7 @@ def log_device() -> None:
 
 
 def one_line(done: subprocess.CompletedProcess[bytes], want: int) -> None:
-    equal(done.returncode, want)
+    assert done.returncode == want, f"{done.returncode}, not {want}: {done.stderr.decode()}"
     lines = [line for line in done.stderr.decode().splitlines() if line.startswith("vm: ")]
     assert len(lines) == 1 and "harness-guest.console" in lines[0], done.stderr
 
