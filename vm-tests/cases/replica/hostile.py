@@ -8,8 +8,8 @@ import struct
 import time
 from contextlib import suppress
 
-from hosts import (FAMILIES, MUTED, PORT, PRIMARY, PROMOTE, V4, V6, WAIT_S, Family, Hosts, Report, Segment, batch, equal,
-                   inside, main, nft, nothing, read, service, state, wait)
+from hosts import (ACK, FAMILIES, MUTED, PORT, PRIMARY, PROMOTE, PSH, SYN, V4, V6, WAIT_S, Family, Hosts, Report, Segment, ahead,
+                   batch, equal, inside, main, nft, nothing, read, service, state, wait)
 from interface import argument
 
 FROM_PRIMARY, FIN, GONE, ASK, UNKNOWN, LEFT_ALONE, LEAVE, NONE = (1 << n for n in range(8))
@@ -173,6 +173,31 @@ def flood() -> None:
         unharmed(client, a, b)
 
 
+def other_clock() -> None:
+    """A client that only sends has seen the other host's clock, too: it takes what comes from this one"""
+    with service(free=("muted",)) as hosts:
+        nft("client", f"add table ip mute\nadd chain ip mute out {{ type filter hook output priority 0; }}\n"
+                      f"add rule ip mute out tcp dport {PORT} tcp flags & rst == rst drop")
+        liar = Liar(hosts)
+        syn = b"\2\4\5\xb4\1\1\x08\x0a" + struct.pack("!II", 1, 0)
+        liar.send(7000, 1000, 0, SYN, syn)
+        wait("an answer", lambda: [s for s in hosts.capture.of("primary") if s.flags & SYN])
+        begun = next(s for s in hosts.capture.of("primary") if s.flags & SYN)
+        stamps = struct.unpack("!II", begun.option(8) or b"")
+        seen = stamps[0] + 60_000 & 0xffffffff
+        stamp = b"\1\1\x08\x0a" + struct.pack("!II", 2, seen)
+        liar.send(7000, 1001, begun.seq + 1, ACK, stamp)
+        a, b = hosts.accept("primary"), hosts.accept("muted")
+        liar.send(7000, 1001, begun.seq + 1, ACK | PSH, stamp, b"upload")
+        equal(read(a, 6) + read(b, 6), b"uploadupload")
+        hosts.bury("primary")
+        b.sendall(b"answer")
+        wait("the answer", lambda: [s for s in hosts.capture.of("muted") if s.from_service and s.length])
+        for s in hosts.capture.of("muted"):
+            if s.from_service:
+                assert ahead(struct.unpack("!II", s.option(8) or b"")[0], seen) >= 0, "the client drops what is older"
+
+
 def other_network() -> None:
     """What another network namespace sets is no business of this one"""
     with service() as hosts:
@@ -190,4 +215,4 @@ def other_network() -> None:
 
 
 if __name__ == "__main__":
-    main(forged, replayed, echo, garbage, flood, other_network)
+    main(forged, replayed, echo, garbage, flood, other_clock, other_network)

@@ -366,6 +366,10 @@ class Hosts:
         with inside("client"):
             return f":{port:04X} " not in Path("/proc/thread-self/net/tcp").read_text()
 
+    def half_open(self, host: str) -> int:
+        with inside(host):
+            return Path("/proc/thread-self/net/tcp").read_text().count(" 03 ")
+
     def accept(self, host: str, port: int = 0) -> socket.socket:
         """The next one, or that of this client's port."""
         with self.accepting[host]:

@@ -4,19 +4,24 @@
 
 import ctypes
 import errno
+import fcntl
+import mmap
 import os
 import select
 import socket
 import struct
+import threading
+import time
 from contextlib import suppress
 from pathlib import Path
 
 from hosts import (ABANDON, ALONE, ARGUMENT, FAMILIES, GATE, JOIN, KEY, LEAVE, MUTED, NAMES, OFF, PORT, PRIMARY,
-                   PROMOTE, SET, TCP_REPLICA, UNGATED, V4, V6, Hosts, batch, equal, inside, libc, main, read, service,
-                   state, sysctl, wait)
+                   PROMOTE, SET, SYN, TCP_REPLICA, UNGATED, V4, V6, WAIT_S, Hosts, batch, equal, inside, libc, main,
+                   quietly, read, service, state, sysctl, wait)
 
 TCP = socket.IPPROTO_TCP
 CLONE_NEWUSER, CLONE_NEWNET = 0x10000000, 0x40000000
+USERFAULTFD, UFFDIO_API, UFFDIO_REGISTER, UFFDIO_UNREGISTER = 323, 0xc018aa3f, 0xc020aa00, 0x8010aa01
 
 
 def argument(op: int = SET, flags: int = 0, role: int = PRIMARY, patience: int = 0, address: bytes = V4.packed(V4.service),
@@ -277,6 +282,97 @@ def disconnected() -> None:
         equal(read(client, 1), b"a")
 
 
+class Stuck:
+    """A process sends from memory that never comes: the socket is its own until then."""
+
+    def __init__(self, s: socket.socket) -> None:
+        self.memory = mmap.mmap(-1, mmap.PAGESIZE)
+        self.fault = libc.syscall(USERFAULTFD, os.O_CLOEXEC | os.O_NONBLOCK)
+        assert self.fault >= 0, os.strerror(ctypes.get_errno())
+        fcntl.ioctl(self.fault, UFFDIO_API, struct.pack("QQQ", 0xaa, 0, 0))
+        self.range = struct.pack("QQ", ctypes.addressof(ctypes.c_char.from_buffer(self.memory)), mmap.PAGESIZE)
+        fcntl.ioctl(self.fault, UFFDIO_REGISTER, self.range + struct.pack("QQ", 1, 0))
+        self.thread = threading.Thread(target=quietly, args=(s.sendall, self.memory))
+        self.thread.start()
+        assert select.select([self.fault], [], [], WAIT_S)[0], "it does not wait for its memory"
+
+    def end(self) -> None:
+        fcntl.ioctl(self.fault, UFFDIO_UNREGISTER, self.range)
+        os.close(self.fault)
+        self.thread.join()
+
+
+def ask(host: str, op: int) -> int:
+    """A process that does it: setsockopt(2) keeps Python's lock."""
+    pid = os.fork()
+    if not pid:
+        with inside(host):
+            os._exit(tell(argument(op, port=PORT)))
+    return pid
+
+
+def stuck() -> None:
+    """A process that keeps a socket keeps no other connection waiting, nor who asks next, nor /proc"""
+    with service(free=("primary", "muted"), resets=True) as hosts:
+        client, _, b = hosts.pair()
+        other, _, d = hosts.pair()
+        asked: list[int] = []
+        one = Stuck(b)
+        try:
+            hosts.cut("primary")
+            for op in PROMOTE, PROMOTE, ABANDON:
+                asked.append(ask("muted", op))
+                if op == PROMOTE:
+                    wait("alone", lambda: state(d)["role"] == ALONE)
+                    other.sendall(b"q")
+                    equal(read(d, 1), b"q")
+                    d.sendall(b"answer")
+                    equal(read(other, 6), b"answer")
+                else:
+                    wait("abandoned", lambda: hosts.service("muted")["role"] == "fenced")
+            equal(os.waitpid(asked[0], os.WNOHANG)[0], 0)
+            with inside("muted"):
+                equal(tell(argument(port=1)), 0)
+        finally:
+            one.end()
+        equal([os.waitpid(pid, 0)[1] for pid in asked], [0, 0, 0])
+        equal(hosts.count("muted", "now_muted"), 0)
+        # The first that gets it has it: the one that is kept is free to go on, or has ended
+        equal(hosts.count("muted", "promoted") + hosts.count("muted", "abandoned"), 2)
+
+
+def keys() -> None:
+    """A key that changes while connections begin makes no host answer that was muted; nor does one that is switched off"""
+    with service(free=("primary",), resets=True) as hosts:
+        # Alone with its client, to whom it says nothing
+        hosts.cut("primary")
+        stop = threading.Event()
+
+        def begin() -> None:
+            while not stop.is_set():
+                hosts.connect(wait=False)
+                time.sleep(0.005)
+
+        thread = threading.Thread(target=begin)
+        thread.start()
+
+        def change() -> int:
+            with inside("muted"):
+                return any(tell(argument(role=MUTED, port=PORT, peer=V4.packed(V4.primary), key=bytes([turn]) * 16))
+                           for turn in range(1, 100))
+
+        equal(child(change), 0)
+        stop.set()
+        thread.join()
+        assert len([s for s in hosts.capture.of("client") if s.flags & SYN]) > 50, "the client hardly tried"
+        # What is half open repeats its answer, or would
+        wait("half open", lambda: hosts.half_open("muted"))
+        hosts.cut("client")
+        hosts.call("muted", SET, OFF)
+        time.sleep(3)
+        equal([s for s in hosts.capture.of("muted") if s.from_service], [])
+
+
 def namespaces() -> None:
     """Networks end with services set and connections open"""
     for _ in range(3):
@@ -292,4 +388,4 @@ def namespaces() -> None:
 
 
 if __name__ == "__main__":
-    main(sizes, values, who, full, busy, told, unreplicated, cookies, disconnected, namespaces)
+    main(sizes, values, who, full, busy, told, unreplicated, cookies, disconnected, stuck, keys, namespaces)

@@ -5,7 +5,10 @@
 import select
 import socket
 
-from hosts import ABANDON, ALONE, JOIN, MUTED, OFF, PRIMARY, PROMOTE, SET, Hosts, batch, equal, main, read, service, state, wait
+from hosts import (ABANDON, ALONE, JOIN, MUTED, OFF, PRIMARY, PROMOTE, SET, V4, Hosts, batch, equal, main, nft, read, service, state,
+                   wait)
+
+OFFERS = 128            # at a time
 
 
 def reboot(hosts: Hosts) -> None:
@@ -166,5 +169,129 @@ def within_an_answer() -> None:
         equal(state(b)["role"], PRIMARY)
 
 
+def alone(hosts: Hosts) -> tuple[socket.socket, socket.socket]:
+    """A connection that is idle, and its host, the muted one, alone. The other one is here again."""
+    hosts.cut("primary")
+    hosts.call("muted", PROMOTE)
+    client = hosts.connect()
+    b = hosts.accept("muted")
+    client.sendall(b"one")
+    equal(read(b, 3), b"one")
+    b.sendall(b"first")
+    equal(read(client, 5), b"first")
+    reboot(hosts)
+    return client, b
+
+
+def refused(s: socket.socket) -> None:
+    """Nothing of the copy's has come; the connection is known to nobody."""
+    s.sendall(b"?")
+    try:
+        raise AssertionError(f"it came: {s.recv(100)!r}")
+    except ConnectionResetError:
+        pass
+
+
+def speaks_first() -> None:
+    """The copy's server greets, as to a new client: the greeting reaches nobody, and no other copy is made"""
+    with service(free=("primary", "muted")) as hosts:
+        client, b = alone(hosts)
+        a = copied(hosts, b)
+        a.sendall(b"220 welcome")
+        wait("alone", lambda: state(b)["role"] == ALONE)
+        equal(hosts.count("muted", "alone_differs"), 1)
+        wait("the copy ends", lambda: not hosts.count("primary", "now_muted"))
+        for _ in range(3):
+            hosts.call("muted", JOIN)
+        equal(hosts.count("muted", "joins_sent"), 1)
+        client.sendall(b"two")
+        equal(read(b, 3), b"two")
+        b.sendall(b"second")
+        equal(read(client, 6), b"second")
+    # Its peer dies before it hears of that
+    with service(free=("primary", "muted"), resets=True) as hosts:
+        client, b = alone(hosts)
+        a = copied(hosts, b)
+        hosts.cut("muted")
+        a.sendall(b"220 welcome")
+        hosts.bury("muted")
+        equal(hosts.count("primary", "abandoned"), 1)
+        equal(hosts.count("primary", "promoted"), 0)
+        refused(client)
+
+
+def deferred() -> None:
+    """A listener that waits for data gets the copy before there is any"""
+    with service(free=("primary", "muted")) as hosts:
+        hosts.listeners["primary"].setsockopt(socket.IPPROTO_TCP, socket.TCP_DEFER_ACCEPT, 30)
+        client, b = alone(hosts)
+        a = copied(hosts, b)
+        client.sendall(b"two")
+        equal(read(a, 3) + read(b, 3), b"twotwo")
+
+
+def some_at_a_time() -> None:
+    """So many idle connections are offered at once, and those that are busy keep none of them waiting"""
+    with service(free=("primary", "muted")) as hosts:
+        hosts.cut("primary")
+        hosts.call("muted", PROMOTE)
+        clients = [hosts.connect() for _ in range(2 * OFFERS + 44)]
+        servers = [hosts.accept("muted", client.getsockname()[1]) for client in clients]
+        busy = clients[:OFFERS + 22]
+        for client in busy:
+            client.sendall(b"ask")
+        for s in servers[:len(busy)]:
+            equal(read(s, 3), b"ask")
+        reboot(hosts)
+        offered = [0]
+        while offered[-1] < len(clients) - len(busy) and len(offered) < 10:
+            hosts.call("muted", JOIN)
+            offered.append(hosts.count("muted", "joins_sent"))
+        print(f"# offered: {offered}")
+        equal(offered[-1], len(clients) - len(busy))
+        assert len(offered) - 1 <= 4, "too many calls"
+        wait("copies", lambda: hosts.count("muted", "now_primary") == len(clients) - len(busy))
+        for s in servers[:len(busy)]:
+            s.sendall(b"answer")
+        for client in busy:
+            equal(read(client, 6), b"answer")
+        before = hosts.count("muted", "joins_sent")
+        hosts.call("muted", JOIN)
+        equal(hosts.count("muted", "joins_sent") - before, OFFERS)
+        hosts.call("muted", JOIN)
+        equal(hosts.count("muted", "joins_sent") - before, len(busy))
+        wait("the rest", lambda: not hosts.count("muted", "now_alone"))
+
+
+def unconfirmed() -> None:
+    """A copy of which its peer has not heard is one when it says the same; or ends, and the next one is as good as any"""
+    for again in (False, True):
+        with service(free=("primary", "muted")) as hosts:
+            client, b = alone(hosts)
+            nft("primary", "add table ip lost\nadd chain ip lost out { type filter hook output priority 0; }\n"
+                           f"add rule ip lost out ip daddr {V4.service} tcp option @254,16,16 0x5252 drop")
+            a = offer(hosts)
+            equal((state(a)["role"], state(b)["role"]), (MUTED, ALONE))
+            client.sendall(b"two")
+            equal(read(b, 3) + read(a, 3), b"twotwo")
+            b.sendall(b"second")
+            equal(read(client, 6), b"second")
+            if again:
+                hosts.call("muted", JOIN)
+            nft("primary", "delete table ip lost")
+            a.sendall(b"second")
+            if again:
+                wait("the copy ends", lambda: not hosts.count("primary", "now_muted"))
+                equal(state(b)["role"], ALONE)
+                a.close()
+                a = copied(hosts, b)
+            wait("protected", lambda: state(b)["role"] == PRIMARY)
+            client.sendall(b"three")
+            equal(read(a, 5) + read(b, 5), b"threethree")
+            for s in (a, b):
+                s.sendall(b"third")
+            equal(read(client, 5), b"third")
+
+
 if __name__ == "__main__":
-    main(answered_again, opened_alone, within_a_request, within_an_answer)
+    main(answered_again, opened_alone, within_a_request, within_an_answer, speaks_first, deferred, some_at_a_time, unconfirmed)

@@ -9,7 +9,7 @@ import threading
 import time
 from contextlib import suppress
 
-from hosts import (ABANDON, ALONE, GATE, LEAVE, PRIMARY, PROMOTE, RST, SET, SO_SNDBUFFORCE, UNGATED, Hosts, equal, main, nft, nothing,
+from hosts import (ABANDON, ALONE, FIN, GATE, LEAVE, PRIMARY, PROMOTE, RST, SET, SO_SNDBUFFORCE, UNGATED, Hosts, equal, main, nft, nothing,
                    read, read_all, service, state, wait)
 
 TCP, SOL = socket.IPPROTO_TCP, socket.SOL_SOCKET
@@ -114,6 +114,18 @@ def differing(first: bytes, second: bytes) -> None:
             longer = max(first, second, key=len)
             assert got == longer, f"{order[0]} first: {len(got)} bytes, not {len(longer)}"
             assert not any(s.flags & RST for s in hosts.capture.segments), "a reset"
+
+
+def closed_first() -> None:
+    """The server ends the connection: the client's FIN is acknowledged at once, though the muted copy is over"""
+    with service() as hosts:
+        client, a, b = hosts.pair()
+        for s in (b, a):
+            s.close()
+        equal(client.recv(1), b"")
+        client.close()
+        time.sleep(1)
+        equal(len([s for s in hosts.capture.of("client") if s.flags & FIN]), 1)
 
 
 def shorter() -> None:
@@ -371,5 +383,5 @@ def again() -> None:
 
 
 if __name__ == "__main__":
-    main(late_writer, late_reader, no_patience, silent_peer, shorter, longer, empty, reset_by_primary, reset_by_muted, unread,
+    main(closed_first, late_writer, late_reader, no_patience, silent_peer, shorter, longer, empty, reset_by_primary, reset_by_muted, unread,
          reset_by_client, no_listener, unknown_to_both, leave, gate, abandon, half_open, half_closes, urgent, again)
