@@ -125,6 +125,12 @@ static int set_time(struct parser *p, uint64_t *to, const char *name, const char
 	       wrong(p, "%s = %s: not a time from %llums to %llums (ms, s, m)", name, value, (unsigned long long)(min / MS), (unsigned long long)(max / MS));
 }
 
+static int set_bool(struct parser *p, bool *to, const char *name, const char *value)
+{
+	*to = !strcmp(value, "yes");
+	return *to || !strcmp(value, "no") ? 1 : wrong(p, "%s = %s: it is yes or no", name, value);
+}
+
 static int host_option(struct parser *p, const char *name, const char *value)
 {
 	struct config *c = p->c;
@@ -227,10 +233,10 @@ static int service_option(struct parser *p, struct service_config *s, const char
 		return read_key(p, s, value);
 	if (!strcmp(name, "patience"))
 		return set_time(p, &s->patience, name, value, 100 * MS, 3600 * SECOND);
-	if (!strcmp(name, "manage_address")) {
-		s->manage_address = !strcmp(value, "yes");
-		return s->manage_address || !strcmp(value, "no") ? 1 : wrong(p, "manage_address = %s: it is yes or no", value);
-	}
+	if (!strcmp(name, "manage_address"))
+		return set_bool(p, &s->manage_address, name, value);
+	if (!strcmp(name, "join"))
+		return set_bool(p, &s->join, name, value);
 	return wrong(p, "[service %s] has no option %s", s->name, name);
 }
 
@@ -251,6 +257,7 @@ static struct service_config *service_named(struct parser *p, const char *name)
 	if (s) {
 		strcpy(s->name, name);
 		s->patience = 2 * SECOND;
+		s->join = true;
 		LL_APPEND(p->c->services, s);
 	}
 	return s;

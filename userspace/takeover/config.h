@@ -24,6 +24,7 @@ struct service_config {
 	struct endpoint at;
 	bool backup;			/* what it is at first */
 	bool manage_address;
+	bool join;			/* old connections get copies */
 	bool has_key, has_role;
 	uint8_t key[KEY_SIZE];
 	uint64_t patience;		/* ns */

@@ -48,6 +48,8 @@
 #define PROTECT_NS	(10 * SECOND_NS)	/* the peer runs programs before it answers */
 #define CLAIM_AGAIN_NS	200000000ull
 #define WALK_NS		100000000ull	/* the kernel has done by then what does not sleep */
+#define JOINS		4	/* a second */
+#define JOIN_US		200000
 #define RULES_AGAIN_NS	(5 * SECOND_NS)
 #define SILENT_ASKS	3
 #define STATE_SIZE	512	/* of a file, always */
@@ -125,7 +127,14 @@ static void *job_do(void *arg)
 {
 	struct kernel_job *job = arg;
 
-	job->err = setsockopt(kernel, IPPROTO_TCP, TCP_REPLICA, &job->arg, sizeof(job->arg)) ? errno : 0;
+	/* The kernel offers some at a time, so that the peer's listener has room for clients, too */
+	const unsigned int times = job->arg.op == TCP_REPLICA_JOIN ? JOINS : 1;
+
+	for (unsigned int i = 0; i < times && !job->err; i++) {
+		if (i)
+			usleep(JOIN_US);
+		job->err = setsockopt(kernel, IPPROTO_TCP, TCP_REPLICA, &job->arg, sizeof(job->arg)) ? errno : 0;
+	}
 	if (job->arg.op == TCP_REPLICA_JOIN)
 		job->svc->joining = false;
 	sem_post(&job->ended);
@@ -1170,7 +1179,7 @@ void services_tick(uint64_t now)
 		if (!svc->asked_at || (now > svc->asked_at && now - svc->asked_at >= SECOND_NS)) {
 			service_ask(svc, now);
 			/* Those that one host alone has, and that are idle now */
-			if (svc->state == PROTECTED && !svc->joining) {
+			if (svc->state == PROTECTED && svc->c->join && !svc->joining) {
 				svc->joining = true;
 				kernel_op(svc, TCP_REPLICA_JOIN, 0);
 			}

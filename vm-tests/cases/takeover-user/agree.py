@@ -419,6 +419,17 @@ def kernel_refuses() -> None:
     end(a, b)
 
 
+def joins() -> None:
+    """Old connections are offered a copy several times a second; or not at all"""
+    for service, least, most in ("", 6, 14), ("join = no", 0, 0):
+        a, b = pair(service=service)
+        before = len((a.place / "log").read_text().splitlines())
+        time.sleep(2.5)
+        said = (a.place / "log").read_text().splitlines()[before:]
+        assert least <= len(said) <= most and all(line.startswith("join ") for line in said), said
+        end(a, b)
+
+
 def restarting() -> None:
     """A takeoverd that is just being started anew, or has no descriptor left, is asked again: nobody else will"""
     a, b = pair()
@@ -517,4 +528,4 @@ manage_address = yes""")
     end(a, b)
 
 
-main(at_first, switched, gone, other_way, healed, split, both, stood_still, where, goes_back, started_anew, refused, flushed, kernel_refuses, restarting, figures, address)
+main(at_first, switched, gone, other_way, healed, split, both, stood_still, where, goes_back, started_anew, refused, flushed, kernel_refuses, joins, restarting, figures, address)
