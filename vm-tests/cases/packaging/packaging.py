@@ -97,6 +97,9 @@ def debs() -> None:
                           ("libapache2-mod-takeover", "/usr/lib/apache2/modules/mod_takeover.so"),
                           ("libapache2-mod-takeover", "/etc/apache2/mods-available/takeover.load"),
                           ("libapache2-mod-takeover", "/usr/share/man/man5/mod_takeover.5.gz"),
+                          ("libnginx-mod-http-takeover", "/usr/lib/nginx/modules/ngx_http_takeover_module.so"),
+                          ("libnginx-mod-http-takeover", "/usr/share/nginx/modules-available/mod-http-takeover.conf"),
+                          ("libnginx-mod-http-takeover", "/usr/share/man/man5/ngx_http_takeover_module.5.gz"),
                           ("takeoverd", "/usr/sbin/takeoverd"), ("takeoverd", "/usr/sbin/takeoverctl"),
                           ("takeoverd", "/usr/share/man/man5/takeover.conf.5.gz")):
         assert want in files[package], f"{package}: no {want}"
