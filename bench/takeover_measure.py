@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -220,15 +221,15 @@ class Bench:
     def clocks(self) -> dict[str, Clock]:
         return {name: Clock(host) for name, host in self.hosts.items()}
 
-    def alone(self) -> int:
-        """Connections that one host has had alone until now, for whatever reason."""
+    def alone(self) -> Counter[str]:
+        """Connections that one host has had alone until now, by service, host and reason."""
         said = [self.pair.status(name) for name in OTHER]
         if states := {s["state"] for status in said for s in status.values()} - {"protected"}:
             raise Failed(f"a service is {', '.join(states)}: the machine is too busy, or a host has died")
         if any(said[list(OTHER).index(s.backup)][s.name]["role"] != "backup" for s in self.pair.services):
             raise Failed("the roles of the hosts have changed")
-        return sum(int(value) for status in said for s in status.values() for key, value in s["kernel"].items()
-                   if key.startswith("alone_") or key == "promoted")
+        return Counter({f"{s['name']} at {host}: {key}": int(value) for host, status in zip(OTHER, said) for s in status.values()
+                        for key, value in s["kernel"].items() if key.startswith("alone_") or key == "promoted"})
 
     def sample(self, *args: Any, **more: Any) -> Result:
         """Once more, and once more again, when the machine was too busy for the hosts, or they are still catching up."""
@@ -251,7 +252,7 @@ class Bench:
         if got["failed"]:
             raise Failed(f"{variant}, {what}: {got['failed']} of {got['asked']} requests have failed: {got['why']}")
         if lost := self.alone() - alone:
-            raise Failed(f"{variant}, {what}: {lost} connections were not protected to their end")
+            raise Failed(f"{variant}, {what}: connections were not protected to their end: {dict(lost)}")
         times = sorted(got["times_us"])
         up = {name: after[name].up - before[name].up for name in OTHER}
         # How fast the hosts' clocks went beside the wall's
@@ -277,7 +278,7 @@ def cgi(bench: Bench, quick: bool) -> Iterator[Result]:
             for variant in in_turn((UNREPLICATED, SINGLE, DUAL), number):
                 if variant != DUAL:
                     yield bench.sample("cgi", variant, f"cgi {size}", number, 1, 4 if quick else 6)
-                yield bench.sample("cgi", variant, f"cgi {size}", number, MANY, 12 if quick else 20)
+                yield bench.sample("cgi", variant, f"cgi {size}", number, MANY, 12 if quick else 30)
 
 
 def files(bench: Bench, quick: bool) -> Iterator[Result]:
