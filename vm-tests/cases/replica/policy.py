@@ -10,7 +10,7 @@ import time
 from contextlib import suppress
 
 from hosts import (ABANDON, ALONE, FIN, GATE, LEAVE, PRIMARY, PROMOTE, RST, SET, SO_SNDBUFFORCE, UNGATED, Hosts, equal, main, nft, nothing,
-                   read, read_all, service, state, wait)
+                   read, read_all, service, state, sysctl, wait)
 
 TCP, SOL = socket.IPPROTO_TCP, socket.SOL_SOCKET
 PATIENCE_MS = 500
@@ -117,9 +117,12 @@ def differing(first: bytes, second: bytes) -> None:
 
 
 def closed_first() -> None:
-    """The server ends the connection: the client's FIN is acknowledged when both hosts have it, and is sent once"""
-    for lingering in (False, True):
+    """The server ends the connection: the client's FIN is acknowledged at once, whatever becomes of the socket then"""
+    for lingering, full in (False, False), (True, False), (True, True):
         with service() as hosts:
+            if full:
+                for name in ("primary", "muted"):
+                    sysctl(name, tcp_max_tw_buckets=0)
             client, a, b = hosts.pair()
             # Until the client's acknowledgment of a FIN waits for its own
             for _ in range(4):
