@@ -7,6 +7,7 @@ import socket
 import struct
 import time
 from contextlib import suppress
+from pathlib import Path
 
 from hosts import (ACK, FAMILIES, MUTED, PORT, PRIMARY, PROMOTE, PSH, SYN, V4, V6, WAIT_S, Family, Hosts, Report, Segment, ahead,
                    batch, equal, inside, main, nft, nothing, read, service, state, wait)
@@ -173,29 +174,80 @@ def flood() -> None:
         unharmed(client, a, b)
 
 
+def begins(hosts: Hosts, liar: Liar) -> tuple[Segment, int]:
+    """What the primary has answered to a SYN, and its clock."""
+    nft("client", f"add table ip mute\nadd chain ip mute out {{ type filter hook output priority 0; }}\n"
+                  f"add rule ip mute out tcp dport {PORT} tcp flags & rst == rst drop")
+    liar.send(7000, 1000, 0, SYN, b"\2\4\5\xb4\1\1\x08\x0a" + struct.pack("!II", 1, 0))
+    wait("an answer", lambda: [s for s in hosts.capture.of("primary") if s.flags & SYN])
+    begun = next(s for s in hosts.capture.of("primary") if s.flags & SYN)
+    return begun, stamp(begun)
+
+
+def stamp(s: Segment) -> int:
+    return int(struct.unpack("!II", s.option(8) or b"")[0])
+
+
+def echoing(value: int) -> bytes:
+    return b"\1\1\x08\x0a" + struct.pack("!II", 2, value & 0xffffffff)
+
+
+def answered(hosts: Hosts, b: socket.socket) -> list[Segment]:
+    """By the host that had been mute: what it sends."""
+    b.sendall(b"answer")
+    wait("the answer", lambda: [s for s in hosts.capture.of("muted") if s.from_service and s.length])
+    return [s for s in hosts.capture.of("muted") if s.from_service]
+
+
 def other_clock() -> None:
     """A client that only sends has seen the other host's clock, too: it takes what comes from this one"""
     with service(free=("muted",)) as hosts:
-        nft("client", f"add table ip mute\nadd chain ip mute out {{ type filter hook output priority 0; }}\n"
-                      f"add rule ip mute out tcp dport {PORT} tcp flags & rst == rst drop")
         liar = Liar(hosts)
-        syn = b"\2\4\5\xb4\1\1\x08\x0a" + struct.pack("!II", 1, 0)
-        liar.send(7000, 1000, 0, SYN, syn)
-        wait("an answer", lambda: [s for s in hosts.capture.of("primary") if s.flags & SYN])
-        begun = next(s for s in hosts.capture.of("primary") if s.flags & SYN)
-        stamps = struct.unpack("!II", begun.option(8) or b"")
-        seen = stamps[0] + 60_000 & 0xffffffff
-        stamp = b"\1\1\x08\x0a" + struct.pack("!II", 2, seen)
-        liar.send(7000, 1001, begun.seq + 1, ACK, stamp)
+        begun, clock = begins(hosts, liar)
+        seen = clock + 60_000
+        liar.send(7000, 1001, begun.seq + 1, ACK, echoing(seen))
         a, b = hosts.accept("primary"), hosts.accept("muted")
-        liar.send(7000, 1001, begun.seq + 1, ACK | PSH, stamp, b"upload")
+        liar.send(7000, 1001, begun.seq + 1, ACK | PSH, echoing(seen), b"upload")
         equal(read(a, 6) + read(b, 6), b"uploadupload")
         hosts.bury("primary")
-        b.sendall(b"answer")
-        wait("the answer", lambda: [s for s in hosts.capture.of("muted") if s.from_service and s.length])
-        for s in hosts.capture.of("muted"):
-            if s.from_service:
-                assert ahead(struct.unpack("!II", s.option(8) or b"")[0], seen) >= 0, "the client drops what is older"
+        for s in answered(hosts, b):
+            assert ahead(stamp(s), seen & 0xffffffff) >= 0, "the client drops what is older"
+
+
+def half_open_clock() -> None:
+    """A client whose handshake the other host began may have seen a clock that is ahead of this one's"""
+    with service(free=("muted",)) as hosts:
+        liar = Liar(hosts)
+        begun, clock = begins(hosts, liar)
+        hosts.cut("primary")
+        hosts.bury("primary")
+        liar.send(7000, 1001, begun.seq + 1, ACK | PSH, echoing(clock), b"question")
+        b = hosts.accept("muted")
+        equal(read(b, 8), b"question")
+        for s in answered(hosts, b):
+            assert ahead(stamp(s), clock + 2000 & 0xffffffff) >= 0, "the client drops what is older"
+
+
+def early_ack() -> None:
+    """A client acknowledges what nobody has generated, the FIN too, and is gone: the muted socket does not stay for ever"""
+    with service(resets=True) as hosts:
+        liar = Liar(hosts)
+        client, a, b = hosts.pair()
+        port = client.getsockname()[1]
+        last = [s for s in hosts.capture.of("client") if s.client == port][-1]
+        liar.send(port, last.end, last.ack + 30_000, ACK)
+        client.sendall(b"q")
+        equal(read(a, 1) + read(b, 1), b"qq")
+        hosts.cut("client")
+        for s in (a, b):
+            s.sendall(b"x" * 1000)
+            s.close()
+        time.sleep(0.2)
+        with inside("muted"):
+            lines = [line.split() for line in Path("/proc/thread-self/net/tcp").read_text().splitlines()]
+        found = [fields for fields in lines if fields[2].endswith(f":{port:04X}")]
+        equal([fields[3] for fields in found], ["04"])      # FIN_WAIT1
+        assert not found[0][5].startswith("00:"), f"no timer ends it: {found[0]}"
 
 
 def other_network() -> None:
@@ -215,4 +267,4 @@ def other_network() -> None:
 
 
 if __name__ == "__main__":
-    main(forged, replayed, echo, garbage, flood, other_clock, other_network)
+    main(forged, replayed, echo, garbage, flood, other_clock, half_open_clock, early_ack, other_network)

@@ -341,6 +341,25 @@ def stuck() -> None:
         equal(hosts.count("muted", "promoted") + hosts.count("muted", "abandoned"), 2)
 
 
+def late() -> None:
+    """A promotion that ends late, for a process keeps a socket, is none of connections that began after it"""
+    with service(free=("primary", "muted"), resets=True) as hosts:
+        _, _, b = hosts.pair()
+        one = Stuck(b)
+        asked = ask("muted", PROMOTE)
+        try:
+            wait("alone", lambda: hosts.service("muted")["role"] == "alone")
+            hosts.call("muted", SET, MUTED)
+            client, c, d = hosts.pair()
+        finally:
+            one.end()
+        equal(os.waitpid(asked, 0)[1], 0)
+        equal(hosts.count("muted", "promoted"), 1)
+        equal((state(c)["role"], state(d)["role"]), (PRIMARY, MUTED))
+        client.sendall(b"q")
+        equal(read(c, 1) + read(d, 1), b"qq")
+
+
 def keys() -> None:
     """A key that changes while connections begin makes no host answer that was muted; nor does one that is switched off"""
     with service(free=("primary",), resets=True) as hosts:
@@ -398,4 +417,4 @@ def namespaces() -> None:
 
 
 if __name__ == "__main__":
-    main(sizes, values, who, full, busy, told, unreplicated, cookies, disconnected, stuck, keys, namespaces)
+    main(sizes, values, who, full, busy, told, unreplicated, cookies, disconnected, stuck, late, keys, namespaces)
