@@ -12,7 +12,7 @@ import time
 from contextlib import suppress
 from dataclasses import dataclass, field
 
-from hosts import V4, V6, Family, Hosts, equal, main, read, read_all, service, sysctl
+from hosts import V4, V6, Family, Hosts, equal, main, netem, read, read_all, service, sysctl
 
 TCP, SOL = socket.IPPROTO_TCP, socket.SOL_SOCKET
 ASK = struct.Struct("!8sII")    # how the server is to write, what for a text, how long
@@ -205,17 +205,12 @@ def deferred() -> None:
         transfer(hosts, V4, [Client("deferred")], "primary")
 
 
-def netem(hosts: Hosts, device: str, what: str) -> None:
-    """Of what comes to this host."""
-    subprocess.run(["tc", "qdisc", "replace", "dev", device, "root", "netem", *what.split()], check=True)
-
-
 def network(client: str = "", primary: str = "", muted: str = "", size: int = 120_000) -> None:
     for victim in ("primary", "muted"):
         with service() as hosts:
             for device, what in (("client", client), ("primary", primary), ("muted", muted)):
                 if what:
-                    netem(hosts, device, what)
+                    netem(device, what)
             transfer(hosts, V4, [Client(f"number {n}", size=size) for n in range(4)], victim)
 
 

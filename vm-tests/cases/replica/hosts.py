@@ -273,6 +273,11 @@ def sysctl(host: str, **values: object) -> None:
             Path("/proc/sys/net/ipv4", name.replace("__", "/")).write_text(str(value))
 
 
+def netem(host: str, what: str) -> None:
+    """Becomes of all that comes to this host."""
+    subprocess.run(["tc", "qdisc", "replace", "dev", host, "root", "netem", *what.split()], check=True)
+
+
 def announce(host: str, address: str) -> None:
     """By ARP, to all."""
     with inside(host), socket.socket(socket.AF_PACKET, socket.SOCK_RAW) as s:

@@ -8,6 +8,7 @@ import fcntl
 import mmap
 import os
 import select
+import signal
 import socket
 import struct
 import threading
@@ -341,6 +342,25 @@ def stuck() -> None:
         equal(hosts.count("muted", "promoted") + hosts.count("muted", "abandoned"), 2)
 
 
+def killed() -> None:
+    """A promotion that waits for a socket can be killed; the next one ends it"""
+    with service(free=("primary", "muted"), resets=True) as hosts:
+        client, _, b = hosts.pair()
+        one = Stuck(b)
+        hosts.cut("primary")
+        asked = ask("muted", PROMOTE)
+        try:
+            wait("alone", lambda: hosts.service("muted")["role"] == "alone")
+            os.kill(asked, signal.SIGKILL)
+            wait("killed", lambda: os.waitid(os.P_PID, asked, os.WEXITED | os.WNOHANG | os.WNOWAIT), 5)
+        finally:
+            one.end()
+        equal(os.waitpid(asked, 0)[1], signal.SIGKILL)
+        equal(state(b)["role"], MUTED)
+        hosts.call("muted", PROMOTE)
+        equal(read(client, mmap.PAGESIZE), bytes(mmap.PAGESIZE))
+
+
 def late() -> None:
     """A promotion that ends late, for a process keeps a socket, is none of connections that began after it"""
     with service(free=("primary", "muted"), resets=True) as hosts:
@@ -417,4 +437,4 @@ def namespaces() -> None:
 
 
 if __name__ == "__main__":
-    main(sizes, values, who, full, busy, told, unreplicated, cookies, disconnected, stuck, late, keys, namespaces)
+    main(sizes, values, who, full, busy, told, unreplicated, cookies, disconnected, stuck, killed, late, keys, namespaces)

@@ -9,6 +9,9 @@ from hosts import (ABANDON, ALONE, JOIN, MUTED, OFF, PRIMARY, PROMOTE, SET, V4, 
                    wait)
 
 OFFERS = 128            # at a time
+# The reports of a host, but not what it passes on
+LOST = ("add table ip lost\nadd chain ip lost out { type filter hook output priority 0; }\n"
+        f"add rule ip lost out ip daddr {V4.service} tcp option @254,16,16 0x5252 drop")
 
 
 def reboot(hosts: Hosts) -> None:
@@ -218,6 +221,18 @@ def speaks_first() -> None:
         equal(hosts.count("primary", "abandoned"), 1)
         equal(hosts.count("primary", "promoted"), 0)
         refused(client)
+    # Or its peer's server resets the connection
+    with service(free=("primary", "muted"), resets=True) as hosts:
+        client, b = alone(hosts)
+        a = copied(hosts, b)
+        nft("primary", LOST)
+        a.sendall(b"220 welcome")
+        client.sendall(b"two")
+        equal(read(a, 3), b"two")
+        b.close()
+        wait("the copy ends", lambda: hosts.count("primary", "abandoned") == 1)
+        nft("primary", "delete table ip lost")
+        refused(client)
 
 
 def deferred() -> None:
@@ -268,8 +283,7 @@ def unconfirmed() -> None:
     for again in (False, True):
         with service(free=("primary", "muted")) as hosts:
             client, b = alone(hosts)
-            nft("primary", "add table ip lost\nadd chain ip lost out { type filter hook output priority 0; }\n"
-                           f"add rule ip lost out ip daddr {V4.service} tcp option @254,16,16 0x5252 drop")
+            nft("primary", LOST)
             a = offer(hosts)
             equal((state(a)["role"], state(b)["role"]), (MUTED, ALONE))
             client.sendall(b"two")

@@ -9,8 +9,9 @@ import threading
 import time
 from contextlib import suppress
 
-from hosts import (ABANDON, ALONE, FIN, GATE, LEAVE, PRIMARY, PROMOTE, RST, SET, SO_SNDBUFFORCE, UNGATED, Hosts, equal, main, nft, nothing,
-                   read, read_all, service, state, sysctl, wait)
+from hosts import (ABANDON, ALONE, FIN, GATE, LEAVE, PRIMARY, PROMOTE, RST, SET, SO_SNDBUFFORCE, UNGATED, Hosts, equal, main, netem, nft,
+                   nothing, read, read_all, service, state, sysctl, wait)
+from hostile import GONE
 
 TCP, SOL = socket.IPPROTO_TCP, socket.SOL_SOCKET
 PATIENCE_MS = 500
@@ -274,6 +275,25 @@ def leave() -> None:
             equal(read(client, 6), b"answer")
 
 
+def crossing() -> None:
+    """A copy that is asked to leave writes more meanwhile: the client has the end of the other one, not of neither"""
+    with service(patience=1000, free=("primary",)) as hosts:
+        client, a, b = hosts.pair()
+        for s in (a, b):
+            s.sendall(b"answer")
+        equal(read(client, 6), b"answer")
+        a.shutdown(socket.SHUT_WR)
+        time.sleep(0.8)
+        # What comes from now on comes after the primary has asked
+        netem("primary", "delay 1200ms")
+        b.sendall(b" and more")
+        equal(client.recv(1), b"")
+        said = [s.report for s in hosts.capture.of("muted") if s.report]
+        end = next(n for n, report in enumerate(said) if report.flags & GONE)
+        assert said[end - 1].write_seq == said[end].write_seq, "it had not reported what it wrote"
+        equal((hosts.count("primary", "alone_late"), hosts.count("primary", "abandoned")), (1, 0))
+
+
 def gate() -> None:
     """Ungated: the primary does not wait, the muted host remembers what is acknowledged, and goes on when it has written"""
     with service(ungated=True) as hosts:
@@ -397,4 +417,4 @@ def again() -> None:
 
 if __name__ == "__main__":
     main(closed_first, late_writer, late_reader, no_patience, silent_peer, shorter, longer, empty, reset_by_primary, reset_by_muted, unread,
-         reset_by_client, no_listener, unknown_to_both, leave, gate, abandon, half_open, half_closes, urgent, again)
+         reset_by_client, no_listener, unknown_to_both, leave, crossing, gate, abandon, half_open, half_closes, urgent, again)
