@@ -3,6 +3,7 @@
 # keepalived calls it: what has become of the instance that the other host is the master of while it lives
 GATEWAY=192.0.2.1
 DIRECTORY=/run/takeover
+ADVERTS=2	# seconds: a few of advert_int
 
 # One after the other, since keepalived does not wait; and what is not so any more is not acted on
 echo "$3" >$DIRECTORY/keepalived.now
@@ -12,10 +13,18 @@ flock 9
 
 case $3 in
 MASTER)
-	# A host that has lost the network itself does not go on before it has it again
+	# A host that has lost the network itself does not go on before it has it again, and still does not hear the other one
+	lost=
 	while still MASTER; do
-		ping -q -c 1 -w 1 "$GATEWAY" >/dev/null && exec takeoverctl promote all
-		sleep 0.2
+		if ! ping -q -c 1 -w 1 "$GATEWAY" >/dev/null; then
+			lost=1
+			sleep 0.2
+		elif [ "$lost" ]; then
+			lost=
+			sleep $ADVERTS
+		else
+			exec takeoverctl promote all
+		fi
 	done
 	;;
 BACKUP)

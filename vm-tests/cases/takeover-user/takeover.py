@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "harness"))
-from points import BUILD, equal, main, run  # noqa: E402,F401
+from points import BUILD, TOP, equal, main, run  # noqa: E402,F401
 
 if "TAKEOVER_INSIDE" not in os.environ:
     os.environ["TAKEOVER_INSIDE"] = "1"

@@ -13,6 +13,7 @@ from pair import OTHER, SEED, WEB, Network, Pair, draw, main, wait
 stack = ExitStack()
 pair: Pair
 broken = False
+NEW_KEY = "f" * 32
 clients = (3, 6, 2)
 
 
@@ -72,6 +73,22 @@ def keepalived(which: str) -> None:
                 lambda: time.sleep(3))      # until the other one has noticed, or not
 
 
+def key() -> None:
+    """The key is changed: both hosts have the connections again, and none has ended"""
+    name = pair.backup()
+
+    def change() -> None:
+        pair.hosts[name].run("takeoverctl promote all")
+        for host in pair.hosts[OTHER[name]], pair.hosts[name]:
+            host.run(f"(umask 077; echo {NEW_KEY} >/run/web.key)")
+            pair.restart(host.name, "takeoverd")
+        pair.hosts[name].run("takeoverctl protect all")
+
+    pair.strike("key changed", change, name)
+    pair.settle()
+    wait("connections that were there have their copy", lambda: pair.count(name, "joined") >= 2, 30)
+
+
 def dies(which: str, how: str) -> None:
     """The {}'s host dies by {}, and comes back"""
     name = role(which)
@@ -112,7 +129,7 @@ BOTH = ("backup", "primary")
 KINDS = [*((f, which) for f in (stopped, lan) for which in BOTH), (link,),
          *((f, which) for f in (takeoverd, keepalived) for which in BOTH),
          *((dies, which, how) for how in ("kill", "panic") for which in BOTH)]
-SERVERS = [(server, which) for which in BOTH]
+SERVERS = [*((server, which) for which in BOTH), (key,)]
 
 
 def network(*kinds: tuple[Any, ...]) -> list[Callable[[], None]]:
