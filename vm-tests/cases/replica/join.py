@@ -188,8 +188,8 @@ def alone(hosts: Hosts) -> tuple[socket.socket, socket.socket]:
 
 def refused(s: socket.socket) -> None:
     """Nothing of the copy's has come; the connection is known to nobody."""
-    s.sendall(b"?")
     try:
+        s.sendall(b"?")
         raise AssertionError(f"it came: {s.recv(100)!r}")
     except ConnectionResetError:
         pass
