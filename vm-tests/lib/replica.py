@@ -1,43 +1,17 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
 """What must be true of all that two hosts of a service have sent: Documentation/networking/tcp_replica.rst of the patched tree."""
 
-import struct
 from collections.abc import Container, Iterable
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 from net import Frame
+from tcp_replica import FAREWELLS, OPTION, Report, ahead, report_in
 
 Service = tuple[str, int]
-FAREWELLS = 0x10 | 0x20 | 0x80     # of a host that has no copy
-
-
-class Report(NamedTuple):
-    """As in net/ipv4/tcp_replica.c, without the option's head."""
-    exid: int
-    flags: int
-    options: int
-    acked: int
-    reserved: int
-    rcv_nxt: int
-    rcv_end: int
-    write_seq: int
-    mac: bytes
-
-    LAYOUT = struct.Struct("!HBBBBIII8s")     # type: ignore[misc]
 
 
 def report(frame: Frame) -> Report | None:
-    for kind, value in frame.options:
-        if kind == 254 and len(value) == Report.LAYOUT.size and not frame.flags:
-            found = Report(*Report.LAYOUT.unpack(value))
-            return found if found.exid == 0x5252 else None
-    return None
-
-
-def ahead(a: int, b: int) -> int:
-    """How far one sequence number is after another one."""
-    return (a - b + (1 << 31)) % (1 << 32) - (1 << 31)
+    return None if frame.flags else report_in(next((value for kind, value in frame.options if kind == OPTION), None))
 
 
 @dataclass

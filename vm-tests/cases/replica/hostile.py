@@ -9,12 +9,17 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-from hosts import (ACK, FAMILIES, MUTED, PORT, PRIMARY, PROMOTE, PSH, SYN, V4, V6, WAIT_S, Family, Hosts, Report, Segment, ahead,
-                   batch, equal, inside, main, nft, nothing, read, service, state, wait)
+from hosts import (ACK, FAMILIES, MUTED, PORT, PRIMARY, PROMOTE, PSH, SYN, V4, V6, WAIT_S, Family, Hosts, Segment, ahead, batch,
+                   equal, inside, main, nft, nothing, read, service, state, wait)
 from interface import argument
+from tcp_replica import EXID, LAST, OPTION, UNKNOWN, Report
 
-FROM_PRIMARY, FIN, GONE, ASK, UNKNOWN, LEFT_ALONE, LEAVE, NONE = (1 << n for n in range(8))
 draw = random.Random(1)
+
+
+def option(*values: object) -> bytes:
+    """With a report."""
+    return bytes((OPTION, Report.LAYOUT.size + 2)) + Report.LAYOUT.pack(EXID, *values)
 
 
 def checksum(data: bytes) -> int:
@@ -50,8 +55,8 @@ class Liar:
 
     def report(self, port: int, number: int, flags: int, rcv_nxt: int, rcv_end: int, write_seq: int, mac: bytes, options: int = 0x77,
                to: str = "") -> None:
-        self.send(port, number >> 32, number, 0, Report.LAYOUT.pack(254, 28, 0x5252, flags, options, 0, 0, rcv_nxt & 0xffffffff,
-                                                                    rcv_end & 0xffffffff, write_seq & 0xffffffff, mac), to=to)
+        self.send(port, number >> 32, number, 0, option(flags, options, 0, 0, rcv_nxt & 0xffffffff, rcv_end & 0xffffffff,
+                                                        write_seq & 0xffffffff, mac), to=to)
 
 
 def unharmed(client: socket.socket, a: socket.socket, b: socket.socket) -> None:
@@ -124,7 +129,7 @@ def replayed() -> None:
                 client.close()
                 wait("closed", lambda: hosts.free(7000))
                 old = [s for s in hosts.capture.segments if s.report and s.host != "client"]
-                assert any(s.report and s.report.flags & FIN for s in old)
+                assert any(s.report and s.report.flags & LAST for s in old)
 
 
 def echo() -> None:
@@ -168,7 +173,7 @@ def flood() -> None:
         client, a, b = hosts.pair()
         liar = Liar(hosts)
         for number in range(3000):
-            liar.send(10_000 + number, number, number, 0, Report.LAYOUT.pack(254, 28, 0x5252, UNKNOWN, 0, 1, 0, 0, 0, 0, bytes(8)))
+            liar.send(10_000 + number, number, number, 0, option(UNKNOWN, 0, 1, 0, 0, 0, 0, bytes(8)))
             if number % 10 == 0:
                 liar.send(10_000 + number, number, number, 16)      # an acknowledgment of nothing
         unharmed(client, a, b)

@@ -14,10 +14,11 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "harness"))
 from points import equal, main  # noqa: E402,F401
+from tcp_replica import FAREWELLS, OPTION, Report, ahead, report_in  # noqa: E402,F401
 
 TCP_REPLICA = 500
 OFF, PRIMARY, MUTED, ALONE = range(4)
@@ -84,11 +85,8 @@ class Segment:
     frame: bytes            # its first SNAP bytes
 
     @property
-    def report(self) -> "Report | None":
-        if self.flags or self.from_service or len(self.options) != Report.LAYOUT.size:
-            return None
-        report = Report(*Report.LAYOUT.unpack(self.options))
-        return report if report.exid == 0x5252 else None
+    def report(self) -> Report | None:
+        return None if self.flags or self.from_service else report_in(self.option(OPTION))
 
     @property
     def end(self) -> int:
@@ -96,7 +94,7 @@ class Segment:
 
     def option(self, kind: int) -> bytes | None:
         rest = self.options
-        while rest and rest[0]:
+        while len(rest) > 1 and rest[0]:
             if rest[0] == 1:
                 rest = rest[1:]
                 continue
@@ -104,23 +102,6 @@ class Segment:
                 return rest[2:rest[1]]
             rest = rest[max(rest[1], 2):]
         return None
-
-
-class Report(NamedTuple):
-    """As in net/ipv4/tcp_replica.c."""
-    kind: int
-    length: int
-    exid: int
-    flags: int
-    options: int
-    acked: int
-    reserved: int
-    rcv_nxt: int
-    rcv_end: int
-    write_seq: int
-    mac: bytes
-
-    LAYOUT = struct.Struct("!BBHBBBBIII8s")     # type: ignore[misc]
 
 
 def parse(frame: bytes, host: str) -> Segment | None:
@@ -178,14 +159,6 @@ class Capture:
 
     def of(self, host: str) -> list[Segment]:
         return [segment for segment in self.segments if segment.host == host]
-
-
-def ahead(a: int, b: int) -> int:
-    """How far one sequence number is after another one."""
-    return (a - b + (1 << 31)) % (1 << 32) - (1 << 31)
-
-
-FAREWELLS = 0x10 | 0x20 | 0x80     # of a host that has no copy
 
 
 class Judge:

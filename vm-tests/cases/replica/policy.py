@@ -11,7 +11,7 @@ from contextlib import suppress
 
 from hosts import (ABANDON, ALONE, FIN, GATE, LEAVE, PRIMARY, PROMOTE, RST, SET, SO_SNDBUFFORCE, UNGATED, Hosts, equal, main, netem, nft,
                    nothing, read, read_all, service, state, sysctl, wait)
-from hostile import GONE
+from tcp_replica import GONE
 
 TCP, SOL = socket.IPPROTO_TCP, socket.SOL_SOCKET
 PATIENCE_MS = 500
