@@ -12,6 +12,7 @@ from pathlib import Path
 from takeover import TOP, equal, main
 
 TEXT = (TOP / "userspace/takeover/examples/takeover.sh").read_text()
+MARK = "127.0.0.3"
 STATUS = "web backup epoch alone x\nold primary epoch protected x\nlate backup epoch promoting x\n"
 
 
@@ -19,18 +20,28 @@ class Script:
     """keepalived's side of it."""
 
     def __init__(self, place: Path) -> None:
-        self.network, self.told, self.place = place / "network", place / "told", place
+        self.network, self.mark, self.told, self.place = place / "network", place / "mark", place / "told", place
         self.told.touch()
         (place / "takeover.sh").write_text(TEXT.replace("DIRECTORY=/run/takeover", f"DIRECTORY={place}"))
         (place / "status").write_text(STATUS)
         for name, text in ("ping", f"exec test -e {self.network}"), \
-                          ("takeoverctl", f"case $1 in status) cat {place}/status ;; *) echo \"$*\" >>{self.told} ;; esac"):
+                          ("ip", f"test \"$*\" != '-o address show to {MARK}' || cat {self.mark} 2>/dev/null"), \
+                          ("takeoverctl", f"case $1 in status) exec cat {place}/status ;; protect) sed -i \"/^$2 /d\" {place}/status ;; esac; "
+                           f"echo \"$*\" >>{self.told}"):
             (place / name).write_text(f"#!/bin/sh\n{text}\n")
             (place / name).chmod(0o755)
         self.running: list[subprocess.Popen[bytes]] = []
 
     def becomes(self, state: str) -> None:
-        self.running.append(subprocess.Popen(["sh", str(self.place / "takeover.sh"), "INSTANCE", "peer", state],
+        """The address first, as keepalived does it."""
+        if state == "MASTER":
+            self.mark.write_text("an address")
+        else:
+            self.mark.unlink(missing_ok=True)
+        self.says(state)
+
+    def says(self, state: str) -> None:
+        self.running.append(subprocess.Popen(["sh", str(self.place / "takeover.sh"), MARK, "INSTANCE", "peer", state, "100"],
                                              env={"PATH": f"{self.place}:/usr/sbin:/usr/bin:/sbin:/bin"}))
 
     def ends(self) -> list[str]:
@@ -98,5 +109,26 @@ def again() -> None:
         equal(s.ends(), ["protect web", "protect late"])
 
 
+def overtaken() -> None:
+    """The script of a death begins after that of the return: nobody is promoted, for nobody would protect it again"""
+    with script() as s:
+        s.network.touch()
+        s.becomes("BACKUP")
+        equal(s.ends(), ["protect web", "protect late"])
+        s.says("MASTER")
+        equal(s.ends(), ["protect web", "protect late"])
+
+
+def stopped() -> None:
+    """keepalived stops: nothing is done, whatever it leaves behind"""
+    with script() as s:
+        s.network.touch()
+        s.becomes("MASTER")
+        equal(s.ends(), ["promote all"])
+        for state in "FAULT", "STOP":
+            s.says(state)
+        equal(s.ends(), ["promote all"])
+
+
 if __name__ == "__main__":
-    main(dead, back, cut, again)
+    main(dead, back, cut, again, overtaken, stopped)
