@@ -79,6 +79,7 @@ def key() -> None:
 
     def change() -> None:
         pair.hosts[name].run("takeoverctl promote all")
+        wait("they are alone", lambda: int(pair.hosts[name].run("takeoverctl status").split()[-1]) >= clients[0])
         for host in pair.hosts[OTHER[name]], pair.hosts[name]:
             host.run(f"(umask 077; echo {NEW_KEY} >/run/web.key)")
             pair.restart(host.name, "takeoverd")
