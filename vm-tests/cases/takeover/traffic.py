@@ -9,6 +9,7 @@ client has had; each pause of which a client notices, in ms; and what was wrong.
 import asyncio
 import hashlib
 import random
+import resource
 import socket
 import sys
 import time
@@ -97,4 +98,5 @@ async def read(address: str, port: str, *counts: str) -> None:
     await asyncio.gather(clients.tell(), *map(clients.run, kinds))
 
 
+resource.setrlimit(resource.RLIMIT_NOFILE, (20_000, 20_000))
 asyncio.run(serve(*sys.argv[2:]) if sys.argv[1] == "serve" else read(*sys.argv[2:]))
