@@ -38,6 +38,7 @@ class Flow:
     generated: int | None = None
     fin: int | None = None
     client_fin: int | None = None
+    said: Report | None = None      # the other host's last report
     text: bytearray = field(default_factory=bytearray)
 
 
@@ -58,7 +59,7 @@ class Judge:
                     self.frame(frame)
                 except AssertionError as error:
                     flow = next((flow for key, flow in self.flows.items() if frame.dport == key[1]), None)
-                    raise AssertionError(f"{error}\n{flow and flow.phase}") from None
+                    raise AssertionError(f"{error}\n{flow and (flow.phase, flow.said)}") from None
 
     def frame(self, f: Frame) -> None:
         if (f.src, f.sport) in self.services:
@@ -76,6 +77,8 @@ class Judge:
             elif flow and "F" in f.flags:
                 flow.client_fin = f.seq + len(f.payload) + 1 & 0xffffffff
         elif flow and (said := report(f)):
+            if flow.phase and f.host != flow.phase.primary:
+                flow.said = said
             # Of a primary nothing has to be known
             if flow.phase and f.host != flow.phase.primary and not said.flags & FAREWELLS:
                 if ahead(said.rcv_nxt, flow.stored) > 0:
