@@ -396,6 +396,16 @@ static void print_takeover(const struct pair *p, int n)
 	putchar('\n');
 }
 
+/* Of a function that faulted */
+static void print_rescue(const struct pair *p, int n)
+{
+	printf("%s  rescue: %s ", signal_name(value_of(p, n, "signo")), value_of(p, n, "path"));
+	if (!strcmp(value_of(p, n, "outcome"), "rescued"))
+		printf("returns an error, after %lld us\n", atoll(value_of(p, n, "restore_ns")) / 1000);
+	else
+		printf("could not be rescued: %s\n", value_of(p, n, "cause"));
+}
+
 /* One record, for people: when, who, why, and what came of it. */
 static void print_record(const struct pair *p, int n)
 {
@@ -411,6 +421,10 @@ static void print_record(const struct pair *p, int n)
 	}
 	if (!strcmp(value_of(p, n, "rung"), "takeover")) {
 		print_takeover(p, n);
+		return;
+	}
+	if (!strcmp(value_of(p, n, "rung"), "rescue")) {
+		print_rescue(p, n);
 		return;
 	}
 	if (!strcmp(cause, "exit"))

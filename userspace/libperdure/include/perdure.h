@@ -66,6 +66,13 @@ PERDURE_API int perdure_heartbeat(void);
 PERDURE_API int restartctl(unsigned int op, void *arg, size_t size);
 
 /*
+ * Begin a scope. When there is a fault before perdure_rescue_leave(), all that has been done since is undone, and this returns again:
+ * -1, with errno set to error. Returns 0 at first. See rescue(2).
+ */
+PERDURE_API int perdure_rescue(int error);
+PERDURE_API int perdure_rescue_leave(void);
+
+/*
  * Read up to rlen bytes and hold them in the kernel; release dlen bytes, from the oldest held one
  * on, those returned by this call included. After a restart, held bytes are read again.
  * Returns the number of bytes read, 0 at end of file.

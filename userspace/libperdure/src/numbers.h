@@ -26,5 +26,8 @@
 #ifndef __NR_restartctl
 #define __NR_restartctl	506
 #endif
+#ifndef __NR_rescue
+#define __NR_rescue	507
+#endif
 
 #endif

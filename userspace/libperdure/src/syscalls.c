@@ -4,6 +4,7 @@
  * syscall(2) turns errors into -1 and errno.
  */
 #include <perdure.h>
+#include <perdure/rescue.h>
 #include <unistd.h>
 
 #include "numbers.h"
@@ -53,6 +54,16 @@ int perdure_getpolicy(struct restart_policy *policy, size_t size)
 int perdure_heartbeat(void)
 {
 	return restartctl(RESTARTCTL_HEARTBEAT, NULL, 0);
+}
+
+int perdure_rescue(int error)
+{
+	return syscall(__NR_rescue, RESCUE_ENTER, (long)error, (size_t)0, 0);
+}
+
+int perdure_rescue_leave(void)
+{
+	return syscall(__NR_rescue, RESCUE_LEAVE, 0L, (size_t)0, 0);
 }
 
 ssize_t hread(int fd, void *buf, size_t rlen, size_t dlen)

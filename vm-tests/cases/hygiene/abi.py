@@ -16,6 +16,8 @@ LIBRARY = TOP / "userspace/libperdure"
 REPLAY = TOP / "userspace/replay"
 TAKEOVER = TOP / "userspace/takeover"
 UAPI = "include/uapi/linux/zlr.h"
+# Where the calls of an option are, if not in kernel/zlr
+PLACES = {"RESCUE": "kernel/rescue"}
 
 
 class Call(NamedTuple):
@@ -90,9 +92,10 @@ def kernel_sources() -> Iterator[str]:
     """Prototypes, what kernels without us answer, and exactly one definition of each call."""
     prototypes, absent = kernel_text("include/linux/syscalls.h"), kernel_text("kernel/sys_ni.c")
     compat = kernel_text("include/linux/compat.h")
-    code = {p.name: p.read_text() for p in (SOURCE / "kernel/zlr").glob("*.c")}
-    makefile = kernel_text("kernel/zlr/Makefile")
     for c in table():
+        place = PLACES.get(c.option, "kernel/zlr")
+        code = {p.name: p.read_text() for p in (SOURCE / place).glob("*.c")}
+        makefile = kernel_text(f"{place}/Makefile")
         if len(re.findall(rf"^asmlinkage long {c.entry}\(", prototypes, re.M)) != 1:
             yield f"include/linux/syscalls.h: no prototype of {c.entry}"
         if f"COND_SYSCALL({c.name});" not in absent:
@@ -102,9 +105,9 @@ def kernel_sources() -> Iterator[str]:
         for macro in ["SYSCALL_DEFINE"] + ["COMPAT_SYSCALL_DEFINE"] * (c.compat != "-"):
             where = [name for name, text in code.items() if re.search(rf"^{macro}\d\({c.name},", text, re.M)]
             if len(where) != 1:
-                yield f"{macro}({c.name}) is defined in {where or 'no file'} of kernel/zlr"
+                yield f"{macro}({c.name}) is defined in {where or 'no file'} of {place}"
             elif not re.search(rf"obj-\$\(CONFIG_{c.option}\)\s*\+=.*\b{where[0][:-2]}\.o", makefile.replace("\\\n", " ")):
-                yield f"kernel/zlr/Makefile: {where[0]} with {c.name} does not depend on CONFIG_{c.option}"
+                yield f"{place}/Makefile: {where[0]} with {c.name} does not depend on CONFIG_{c.option}"
 
 
 def exported(version_script: Path) -> set[str]:
@@ -159,14 +162,19 @@ def user_header() -> Iterator[str]:
     ours = (LIBRARY / "include/perdure/zlr.h").read_text()
     if ours != kernel_text(UAPI).replace("_UAPI_LINUX_ZLR_H", "_LINUX_ZLR_H"):
         yield f"userspace/libperdure/include/perdure/zlr.h is not {UAPI} of the series"
-    for name in ("lazy_loader", "tcp_replica"):
+    for name in ("lazy_loader", "rescue", "tcp_replica"):
         if (LIBRARY / f"include/perdure/{name}.h").read_text() != kernel_text(f"include/uapi/linux/{name}.h").replace("_UAPI_LINUX", "_LINUX"):
             yield f"userspace/libperdure/include/perdure/{name}.h is not include/uapi/linux/{name}.h of the series"
 
 
+def chapter_of(name: str) -> str:
+    own = TOP / f"docs/abi/{name}.md"
+    return (own if own.exists() else TOP / "docs/abi/zlr.md").read_text()
+
+
 def documented_errors(name: str) -> set[str]:
     """Of the error table in docs/abi; "others" and the two that every call has are left out."""
-    text = (TOP / "docs/abi/zlr.md").read_text()
+    text = chapter_of(name)
     section = re.search(rf"^## {name} .*?(?=^## |\Z)", text, re.M | re.S)
     rows = re.findall(r"^\| ([A-Z0-9, ]+) \|", section[0] if section else "", re.M)
     return {error for row in rows for error in row.split(", ")}
@@ -176,20 +184,20 @@ def manual() -> Iterator[str]:
     """Each call has its page, its chapter, and the same errors in both and in the kernel's comment."""
     pages = {p.name: p.read_text() for p in tracked("userspace/")}
     chapter = (TOP / "docs/abi/zlr.md").read_text()
-    code = "".join(p.read_text() for p in (SOURCE / "kernel/zlr").glob("*.c"))
+    code = "".join(p.read_text() for place in ("kernel/zlr", *PLACES.values()) for p in (SOURCE / place).glob("*.c"))
     for c in table():
         page = pages.get(c.page)
         if page is None:
             yield f"{c.page} is missing"
             continue
-        if not re.search(rf"\b{c.name}\([^)]", chapter):
-            yield f"docs/abi/zlr.md: no prototype of {c.name}"
+        if not re.search(rf"\b{c.name}\([^)]", chapter_of(c.name)):
+            yield f"docs/abi: no prototype of {c.name}"
         if not re.search(rf"\b{c.name}\b", page):
             yield f"{c.page} does not mention {c.name}"
         yield from (f"{c.page} does not mention {e}" for e in sorted(documented_errors(c.name)) if e not in page)
         comment = re.search(rf"/\*\*\n \* sys_{c.name} - .*?\*/", code, re.S)
         if not comment:
-            yield f"kernel/zlr: sys_{c.name} has no kernel-doc comment"
+            yield f"kernel: sys_{c.name} has no kernel-doc comment"
     for name in ("enabled", "min_interval_ms", "cap_burst", "cap_interval_ms", "held_bytes_max"):
         for where, text in (("docs/abi/zlr.md", chapter), ("kernel/zlr/sysctl.c", kernel_text("kernel/zlr/sysctl.c")),
                             ("zlr.rst", kernel_text("Documentation/userspace-api/zlr.rst"))):

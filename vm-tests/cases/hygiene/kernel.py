@@ -20,7 +20,9 @@ FRAGMENTS = ("vm.config", "features.config")
 OWN = ("kernel/zlr", "net/ipv4/tcp_hold.c", "net/ipv4/tcp_replica.c", "include/net/tcp_replica.h", "include/uapi/linux/tcp_replica.h", "include/linux/zlr.h", "include/uapi/linux/zlr.h",
        "include/trace/events/zlr.h", "mm/touched_set.c", "fs/proc/touched_set.c", "include/linux/touched_set.h",
        "mm/hole_list.c", "mm/hole_list.h", "mm/lazy_loader.c", "include/linux/no_fault.h", "include/linux/lazy_loader.h",
-       "include/uapi/linux/lazy_loader.h", "include/trace/events/lazy_loader.h")
+       "include/uapi/linux/lazy_loader.h", "include/trace/events/lazy_loader.h",
+       "kernel/rescue", "arch/x86/kernel/fpu/rescue.c", "include/linux/rescue.h", "include/uapi/linux/rescue.h", "mm/undo.c",
+       "include/linux/mm_undo.h")
 
 
 def series() -> list[Path]:

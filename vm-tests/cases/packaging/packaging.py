@@ -75,7 +75,7 @@ def debs() -> None:
     again = build("deb", "deb2")
     equal(sums(again), sums(first))
     files = {n.split("_")[0]: deb_files(p) for n, p in first.items() if n.endswith(".deb")}
-    assert {"libperdure0", "libperdure-dev", "libreplay0", "libreplay-dev", "perdure-tools", "replayctl", "libtakeover0", "libtakeover-dev", "takeoverd"} <= set(files), files
+    assert {"libperdure0", "libperdure-dev", "libreplay0", "libreplay-dev", "perdure-tools", "replayctl", "libtakeover0", "libtakeover-dev", "takeoverd", "rescuectl"} <= set(files), files
     for package, want in (("libperdure0", f"/usr/lib/x86_64-linux-gnu/libperdure.so.{VERSION}"),
                           ("libperdure-dev", "/usr/include/perdure/zlr.h"),
                           ("libperdure-dev", "/usr/lib/x86_64-linux-gnu/libperdure.a"),
@@ -101,7 +101,8 @@ def debs() -> None:
                           ("libnginx-mod-http-takeover", "/usr/share/nginx/modules-available/mod-http-takeover.conf"),
                           ("libnginx-mod-http-takeover", "/usr/share/man/man5/ngx_http_takeover_module.5.gz"),
                           ("takeoverd", "/usr/sbin/takeoverd"), ("takeoverd", "/usr/sbin/takeoverctl"),
-                          ("takeoverd", "/usr/share/man/man5/takeover.conf.5.gz")):
+                          ("takeoverd", "/usr/share/man/man5/takeover.conf.5.gz"), ("rescuectl", "/usr/sbin/rescuectl"),
+                          ("rescuectl", "/etc/perdure/rescue.d/"), ("rescuectl", "/usr/share/man/man8/rescuectl.8.gz")):
         assert want in files[package], f"{package}: no {want}"
         equal([other for other, names in files.items() if want in names], [package])
     for package, names in files.items():

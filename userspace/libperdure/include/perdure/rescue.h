@@ -1,0 +1,57 @@
+/* SPDX-License-Identifier: GPL-2.0 WITH Linux-syscall-note */
+/*
+ * Functions that return an error when they fault:
+ * Documentation/userspace-api/rescue.rst
+ */
+#ifndef _LINUX_RESCUE_H
+#define _LINUX_RESCUE_H
+
+#include <linux/types.h>
+
+/**
+ * enum rescue_op - what rescue() does
+ * @RESCUE_ENTER: Begins a scope. It returns 0; and again, with the negative error number that is
+ *	its argument, when a fault in the scope has been undone. Within a scope it only counts.
+ * @RESCUE_LEAVE: Ends the scope that began last: what was done in it stays.
+ * @RESCUE_ADD: Adds a point: a function of a file, for all who run it; returns its number.
+ * @RESCUE_REMOVE: Removes the point with that number.
+ */
+enum rescue_op {
+	RESCUE_ENTER,
+	RESCUE_LEAVE,
+	RESCUE_ADD,
+	RESCUE_REMOVE,
+};
+
+#define RESCUE_NAME_MAX		128
+#define RESCUE_RETURNS_MAX	256
+#define RESCUE_BURST_MAX	1000000
+
+/**
+ * struct rescue_point - a function that returns an error when it faults
+ *
+ * Argument of %RESCUE_ADD. It can grow; the size argument tells which one is meant, at least
+ * %RESCUE_POINT_SIZE_VER0.
+ */
+struct rescue_point {
+	/** @fd: The file, open for reading. */
+	__s32 fd;
+	/** @nr_returns: How many instructions leave the function, 1 to %RESCUE_RETURNS_MAX. */
+	__u32 nr_returns;
+	/** @entry: Where its first instruction is in the file, in bytes. */
+	__u64 entry;
+	/** @returns: Pointer to where these are: as many __u64. */
+	__u64 returns;
+	/** @value: What the function returns after a fault. */
+	__s64 value;
+	/** @burst: So many faults are undone in @interval_ms, 1 to %RESCUE_BURST_MAX; more are not. */
+	__u32 burst;
+	/** @interval_ms: ... milliseconds, 1 or more. */
+	__u32 interval_ms;
+	/** @name: What it is called in /proc/rescue and in the log. */
+	char name[RESCUE_NAME_MAX];
+};
+
+#define RESCUE_POINT_SIZE_VER0	168
+
+#endif /* _LINUX_RESCUE_H */

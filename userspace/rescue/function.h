@@ -1,0 +1,26 @@
+/* SPDX-License-Identifier: GPL-2.0-or-later */
+/* Where a function of a program begins and where it is left */
+#ifndef RESCUE_FUNCTION_H
+#define RESCUE_FUNCTION_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include <perdure/rescue.h>
+
+#define FUNCTION_BUILD_ID	40	/* hexadecimal digits that are kept */
+
+struct function {
+	uint64_t entry;			/* in the file, in bytes: behind the mark of an indirect branch */
+	uint64_t start;			/* its first byte, and how many there are */
+	uint64_t size;
+	uint64_t returns[RESCUE_RETURNS_MAX];
+	unsigned int nr_returns;
+	unsigned int tails;		/* of these, jumps to other functions */
+	char build_id[FUNCTION_BUILD_ID + 1];	/* empty: it has none */
+};
+
+/* 0, or -1: @error says what is wrong and what to do */
+int function_find(int fd, const char *path, const char *symbol, struct function *function, char *error, size_t size);
+
+#endif

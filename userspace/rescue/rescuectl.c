@@ -1,0 +1,401 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+/* rescuectl: functions that return an error when they fault. See rescuectl(8). */
+#include <errno.h>
+#include <fcntl.h>
+#include <getopt.h>
+#include <inttypes.h>
+#include <jansson.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include "config.h"
+
+#ifndef __NR_rescue
+#define __NR_rescue 507
+#endif
+
+#define PROC	"/proc/rescue"
+#define ERROR_MAX	1024
+
+static int usage(FILE *to, int status)
+{
+	fputs("usage: rescuectl COMMAND\n\n"
+	      "  add BINARY SYMBOL --value N [--name NAME] [--burst N] [--interval TIME]\n"
+	      "                     SYMBOL returns N when it faults, in all processes that run BINARY\n"
+	      "  remove NAME...     takes points away; --all: each\n"
+	      "  list [--json]      the points there are, and what has become of their faults\n"
+	      "  load [PATH]        adds those of a file or a directory (" RESCUE_DIRECTORY ") that are not there\n"
+	      "  check [PATH]       says what is wrong with them, and changes nothing\n"
+	      "  show BINARY SYMBOL where a function begins, and where it is left\n", to);
+	return status;
+}
+
+static long rescue(unsigned int op, unsigned long arg, size_t size)
+{
+	return syscall(__NR_rescue, op, arg, size, 0);
+}
+
+static int complain(const char *what)
+{
+	const char *hint = "";
+
+	if (errno == ENOSYS)
+		hint = ": this kernel has no rescue points: boot one of Perdure's";
+	else if (errno == EPERM || errno == EACCES)
+		hint = ": that is for root";
+	fprintf(stderr, "rescuectl: %s: %s%s\n", what, strerror(errno), hint);
+	return 1;
+}
+
+/* ---- What the kernel has */
+
+/* The value of a key in a line, until the next blank; it is changed. NULL: it has none. */
+static char *value_of(char *line, const char *key)
+{
+	const size_t n = strlen(key);
+	char *save, *word;
+
+	for (word = strtok_r(line, " \n", &save); word; word = strtok_r(NULL, " \n", &save)) {
+		if (!strncmp(word, key, n) && word[n] == '=')
+			return word + n + 1;
+	}
+	return NULL;
+}
+
+/* The number of the point, 0: there is none, -1: it cannot be known */
+static long find_point(const char *name)
+{
+	FILE *file = fopen(PROC, "re");
+	char *line = NULL, *copy, *found;
+	size_t size = 0;
+	long id = 0;
+
+	if (!file)
+		return -1;
+	while (!id && getline(&line, &size, file) > 0) {
+		copy = strdup(line);
+		found = copy ? value_of(copy, "name") : NULL;
+		if (found && !strcmp(found, name) && strncmp(line, "id=0 ", 5))
+			id = atol(line + strlen("id="));
+		free(copy);
+	}
+	free(line);
+	fclose(file);
+	return id;
+}
+
+static json_t *read_points(void)
+{
+	FILE *file = fopen(PROC, "re");
+	json_t *points = json_array();
+	char *line = NULL, *save, *word;
+	size_t size = 0;
+
+	if (!file)
+		return NULL;
+	while (getline(&line, &size, file) > 0) {
+		json_t *point = json_object();
+
+		for (word = strtok_r(line, " \n", &save); word; word = strtok_r(NULL, " \n", &save)) {
+			char *value = strchr(word, '='), *end;
+			long long number;
+
+			if (!value)
+				continue;
+			*value++ = 0;
+			number = strtoll(value, &end, 10);
+			json_object_set_new(point, word, *value && !*end && strcmp(word, "name") ? json_integer(number) : json_string(value));
+		}
+		json_array_append_new(points, point);
+	}
+	free(line);
+	fclose(file);
+	return points;
+}
+
+static long long sum_of(json_t *point, const char *prefix)
+{
+	long long sum = 0;
+	const char *key;
+	json_t *value;
+
+	json_object_foreach(point, key, value) {
+		if (!strncmp(key, prefix, strlen(prefix)))
+			sum += json_integer_value(value);
+	}
+	return sum;
+}
+
+/* "output 3, threads 1" */
+static void print_reasons(json_t *point, const char *prefix)
+{
+	const char *key, *separator = "";
+	json_t *value;
+
+	json_object_foreach(point, key, value) {
+		if (strncmp(key, prefix, strlen(prefix)))
+			continue;
+		printf("%s%s %lld", separator, key + strlen(prefix), (long long)json_integer_value(value));
+		separator = ", ";
+	}
+}
+
+static int list(bool json)
+{
+	json_t *points = read_points(), *point;
+	size_t i;
+
+	if (!points) {
+		fprintf(stderr, "rescuectl: " PROC ": %s%s\n", strerror(errno), errno == ENOENT ? ": this kernel has no rescue points: boot one of Perdure's" :
+			errno == EACCES ? ": that is for root" : "");
+		return 1;
+	}
+	if (json) {
+		json_dumpf(points, stdout, JSON_INDENT(2));
+		putchar('\n');
+		json_decref(points);
+		return 0;
+	}
+	printf("%-32s %10s %8s %8s %8s %8s  %s\n", "NAME", "ENTERED", "RESCUED", "GIVEN UP", "REFUSED", "DIED", "WHY");
+	json_array_foreach(points, i, point) {
+		const char *name = json_string_value(json_object_get(point, "name"));
+
+		/* Scopes of programs' own, when there were any */
+		if (!json_integer_value(json_object_get(point, "id")) && !json_integer_value(json_object_get(point, "entered")))
+			continue;
+		printf("%-32s %10lld %8lld %8lld %8lld %8lld  ", name ?: "", (long long)json_integer_value(json_object_get(point, "entered")),
+		       (long long)json_integer_value(json_object_get(point, "rescued")), sum_of(point, "given_up_"), sum_of(point, "refused_"),
+		       sum_of(point, "died_"));
+		print_reasons(point, sum_of(point, "died_") ? "died_" : sum_of(point, "refused_") ? "refused_" : "given_up_");
+		putchar('\n');
+	}
+	json_decref(points);
+	return 0;
+}
+
+/* ---- Points */
+
+/* Finds the function, and adds the point if @add; 0 or 1 */
+static int apply(const struct point *point, bool add)
+{
+	int fd = open(point->binary, O_RDONLY | O_CLOEXEC);
+	struct rescue_point args = { .fd = fd, .value = point->value, .burst = point->burst, .interval_ms = point->interval_ms };
+	struct function function;
+	char error[ERROR_MAX];
+	long id;
+
+	if (fd < 0)
+		return complain(point->binary);
+	if (function_find(fd, point->binary, point->symbol, &function, error, sizeof(error))) {
+		fprintf(stderr, "rescuectl: %s\n", error);
+		close(fd);
+		return 1;
+	}
+	if (point->build_id && strncmp(point->build_id, function.build_id, FUNCTION_BUILD_ID)) {
+		fprintf(stderr, "rescuectl: %s: its build ID is %s, not %s: look whether the point is right for it, and change build_id\n",
+			point->binary, *function.build_id ? function.build_id : "missing", point->build_id);
+		close(fd);
+		return 1;
+	}
+	if (add) {
+		id = find_point(point->name);
+		if (id > 0) {
+			fprintf(stderr, "rescuectl: there is a point %s already: `rescuectl remove %s` takes it away\n", point->name, point->name);
+			close(fd);
+			return 1;
+		}
+		strcpy(args.name, point->name);
+		args.entry = function.entry;
+		args.nr_returns = function.nr_returns;
+		args.returns = (uintptr_t)function.returns;
+		id = rescue(RESCUE_ADD, (unsigned long)&args, sizeof(args));
+		if (id < 0) {
+			close(fd);
+			return complain(point->name);
+		}
+	}
+	close(fd);
+	return 0;
+}
+
+static int load(const char *path, bool add)
+{
+	struct point *points = NULL, *point;
+	int errors = config_read(path, &points), there = 0, added = 0;
+
+	for (point = points; point; point = point->next) {
+		/* What is incomplete has been said */
+		if (!point->binary || !point->symbol || !point->has_value)
+			continue;
+		if (add && find_point(point->name) > 0) {
+			there++;
+			continue;
+		}
+		if (apply(point, add))
+			errors++;
+		else
+			added++;
+	}
+	if (add)
+		printf("%d added, %d there before, %d wrong\n", added, there, errors);
+	else
+		printf("%d right, %d wrong\n", added, errors);
+	config_free(points);
+	return !!errors;
+}
+
+static int remove_points(char *const *names, bool all)
+{
+	json_t *points, *point;
+	int status = 0;
+	size_t i;
+
+	if (all) {
+		points = read_points();
+		if (!points)
+			return complain(PROC);
+		json_array_foreach(points, i, point) {
+			const long long id = json_integer_value(json_object_get(point, "id"));
+
+			if (id && rescue(RESCUE_REMOVE, id, 0))
+				status = complain(json_string_value(json_object_get(point, "name")));
+		}
+		json_decref(points);
+		return status;
+	}
+	for (; *names; names++) {
+		const long id = find_point(*names);
+
+		if (id < 0)
+			return complain(PROC);
+		if (!id) {
+			fprintf(stderr, "rescuectl: there is no point %s: `rescuectl list` shows them\n", *names);
+			status = 1;
+		} else if (rescue(RESCUE_REMOVE, id, 0)) {
+			status = complain(*names);
+		}
+	}
+	return status;
+}
+
+static int show(const char *binary, const char *symbol)
+{
+	int fd = open(binary, O_RDONLY | O_CLOEXEC);
+	struct function function;
+	char error[ERROR_MAX];
+
+	if (fd < 0)
+		return complain(binary);
+	if (function_find(fd, binary, symbol, &function, error, sizeof(error))) {
+		fprintf(stderr, "rescuectl: %s\n", error);
+		close(fd);
+		return 1;
+	}
+	printf("binary    %s\nbuild_id  %s\nsymbol    %s, %" PRIu64 " bytes\nentered   0x%" PRIx64 "\n", binary,
+	       *function.build_id ? function.build_id : "-", symbol, function.size, function.entry);
+	printf("left      %u places, %u of them by a jump:", function.nr_returns, function.tails);
+	for (unsigned int i = 0; i < function.nr_returns; i++)
+		printf(" 0x%" PRIx64, function.returns[i]);
+	putchar('\n');
+	close(fd);
+	return 0;
+}
+
+/* ---- Arguments */
+
+static int add(int argc, char **argv, struct point *point)
+{
+	if (argc != 2)
+		return usage(stderr, 2);
+	point->binary = realpath(argv[0], NULL);
+	if (!point->binary)
+		return complain(argv[0]);
+	point->symbol = argv[1];
+	if (!point->has_value) {
+		fprintf(stderr, "rescuectl: what does %s return when it fails? Say it: --value N\n", point->symbol);
+		return 2;
+	}
+	if (!*point->name && snprintf(point->name, sizeof(point->name), "%s", point->symbol) >= (int)sizeof(point->name)) {
+		fprintf(stderr, "rescuectl: %s is too long for a name: --name NAME\n", point->symbol);
+		return 2;
+	}
+	return apply(point, true);
+}
+
+int main(int argc, char **argv)
+{
+	static const struct option options[] = {
+		{ "value", required_argument, NULL, 'v' },
+		{ "name", required_argument, NULL, 'n' },
+		{ "burst", required_argument, NULL, 'b' },
+		{ "interval", required_argument, NULL, 'i' },
+		{ "json", no_argument, NULL, 'j' },
+		{ "all", no_argument, NULL, 'a' },
+		{ "help", no_argument, NULL, 'h' },
+		{ "version", no_argument, NULL, 'V' },
+		{ }
+	};
+	struct point point = { .burst = DEFAULT_BURST, .interval_ms = DEFAULT_INTERVAL_MS };
+	bool json = false, all = false;
+	const char *command;
+	int option;
+
+	while ((option = getopt_long(argc, argv, "", options, NULL)) != -1) {
+		bool good = true;
+
+		switch (option) {
+		case 'v':
+			good = point.has_value = value_parse(optarg, &point.value);
+			break;
+		case 'n':
+			good = name_valid(optarg);
+			snprintf(point.name, sizeof(point.name), "%s", optarg);
+			break;
+		case 'b':
+			good = burst_parse(optarg, &point.burst);
+			break;
+		case 'i':
+			good = interval_parse(optarg, &point.interval_ms);
+			break;
+		case 'j':
+			json = true;
+			break;
+		case 'a':
+			all = true;
+			break;
+		case 'h':
+			return usage(stdout, 0);
+		case 'V':
+			puts("rescuectl " PERDURE_VERSION);
+			return 0;
+		default:
+			return usage(stderr, 2);
+		}
+		if (!good) {
+			fprintf(stderr, "rescuectl: %s: not what it should be; see rescuectl(8)\n", optarg);
+			return 2;
+		}
+	}
+	if (optind == argc)
+		return usage(stderr, 2);
+	command = argv[optind++];
+	argc -= optind;
+	argv += optind;
+	if (!strcmp(command, "add"))
+		return add(argc, argv, &point);
+	if (!strcmp(command, "remove") && !argc == all)
+		return remove_points(argv, all);
+	if (!strcmp(command, "list") && !argc)
+		return list(json);
+	if (!strcmp(command, "load") && argc <= 1)
+		return load(argc ? *argv : RESCUE_DIRECTORY, true);
+	if (!strcmp(command, "check") && argc <= 1)
+		return load(argc ? *argv : RESCUE_DIRECTORY, false);
+	if (!strcmp(command, "show") && argc == 2)
+		return show(argv[0], argv[1]);
+	return usage(stderr, 2);
+}

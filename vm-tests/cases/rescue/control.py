@@ -1,0 +1,149 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: GPL-2.0-or-later
+"""rescuectl: functions of all shapes, its files and what is wrong in them, and what it says."""
+
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "harness"))
+from points import BUILD, equal, main  # noqa: E402
+
+RESCUECTL = BUILD / "userspace/userspace/rescue/rescuectl"
+PROGRAM = BUILD / "userspace/vm-tests/cases/rescue/rescue-functions"
+scratch = tempfile.TemporaryDirectory(prefix="rescue-")
+PLACE = Path(scratch.name)
+
+
+def ctl(*words: object, ok: int = 0, user: int | None = None) -> str:
+    done = subprocess.run([str(RESCUECTL), *map(str, words)], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+                          text=True, user=user)
+    assert done.returncode == ok, f"{words}: status {done.returncode}, not {ok}: {done.stdout}"
+    return done.stdout
+
+
+def program(*how: str, path: Path = PROGRAM) -> tuple[int, list[list[int]]]:
+    done = subprocess.run([str(path), *how], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+    return done.returncode, [[int(n) for n in line.split()] for line in done.stdout.splitlines() if line[0] in "-0123456789"]
+
+
+def point(name: str) -> dict[str, int]:
+    return next(p for p in json.loads(ctl("list", "--json")) if p["name"] == name)
+
+
+def shapes() -> None:
+    """Functions with a tail call, a table of jumps, and a part elsewhere return their values"""
+    equal(program("n", "nb")[0], 0)
+    equal(program("f")[0], -signal.SIGFPE)
+    for n, name in enumerate(("plain", "by_tail", "by_switch", "with_cold"), 1):
+        ctl("add", PROGRAM, name, "--value", -n, "--burst", 1000)
+    try:
+        # plain() is called by itself, by_tail() calls it at its end, by_switch() within
+        equal(program("fa"), (0, [[-1, -1, -3, -4]]))
+        equal(program("fb", "fc", "nd", "fg"), (0, [[-1, -1, -3, -4], [-1, -1, -3, -4], [1, 1, 41, 2], [-1, -1, -3, -4]]))
+        equal(point("plain")["rescued"], 8)
+        equal(point("by_switch")["rescued"], 4)
+        equal(point("with_cold")["rescued"], 4)
+        # A function that ends in a jump to another one is left there
+        equal(point("by_tail")["left"], point("by_tail")["entered"])
+    finally:
+        ctl("remove", "plain", "by_tail", "by_switch", "with_cold")
+    equal(program("f")[0], -signal.SIGFPE)
+
+
+def said() -> None:
+    """list, show and what is wrong with arguments"""
+    ctl("add", PROGRAM, "plain", "--value", "0x10", "--name", "one", "--burst", 2, "--interval", "1h")
+    try:
+        equal(program("fa"), (-signal.SIGFPE, []))
+        text = ctl("list")
+        line, = [line.split() for line in text.splitlines() if line.startswith("one")]
+        equal(line[1:6], ["3", "2", "0", "0", "1"])
+        assert line[6:] == ["budget", "1"], text
+        p = point("one")
+        equal((p["value"], p["burst"], p["interval_ms"], p["died_budget"]), (16, 2, 3600000, 1))
+        assert "already" in ctl("add", PROGRAM, "plain", "--value", 1, "--name", "one", ok=1)
+    finally:
+        ctl("remove", "--all")
+    assert "no point one" in ctl("remove", "one", ok=1)
+    text = ctl("show", PROGRAM, "by_switch")
+    assert re.search(r"build_id  [0-9a-f]{40}\n", text) and "entered   0x" in text, text
+    for words, why in ((("add", PROGRAM, "none", "--value", 1), "no function none"), (("add", PROGRAM, "never", "--value", 1), "never returns"),
+                       (("add", "/etc/passwd", "x", "--value", 1), "not a program"), (("add", "/nowhere", "x", "--value", 1), "No such file"),
+                       (("show", RESCUECTL, "x"), "no function x")):
+        assert why in ctl(*words, ok=1), words
+    for wrong in (("add", PROGRAM, "plain"), ("add", PROGRAM), ("add", PROGRAM, "plain", "--value", "x"), ("add", PROGRAM, "plain", "--value", ""),
+                  ("add", PROGRAM, "plain", "--value", 1, "--burst", 0), ("add", PROGRAM, "plain", "--value", 1, "--interval", "3"), (), ("what",),
+                  ("remove",), ("remove", "--all", "one"), ("list", "one"), ("add", PROGRAM, "plain", "--value", 1, "--name", "a b")):
+        ctl(*wrong, ok=2)
+
+
+def files() -> None:
+    """rescue.d: each line that is wrong is named, and the right ones are added once"""
+    directory = PLACE / "rescue.d"
+    directory.mkdir()
+    (directory / "a.conf").write_text(f"# a comment\n[plain]\nbinary = {PROGRAM}\nsymbol = plain\nvalue = -7\nburst = 100\ninterval = 2s\n")
+    (directory / "b.conf").write_text(f"[tail]\nbinary = {PROGRAM}\nsymbol = by_tail\nvalue = -8\n")
+    (directory / "ignored.txt").write_text("what?\n")
+    equal(ctl("check", directory), "2 right, 0 wrong\n")
+    equal(ctl("load", directory), "2 added, 0 there before, 0 wrong\n")
+    equal(ctl("load", directory), "0 added, 2 there before, 0 wrong\n")
+    # with_cold() faults still; what was called before has returned -7
+    equal(program("na", "f")[0], -signal.SIGABRT)
+    equal(point("plain")["rescued"], 2)
+    equal((point("plain")["value"], point("plain")["interval_ms"], point("tail")["burst"]), (-7, 2000, 10))
+    ctl("remove", "--all")
+    good = f"binary = {PROGRAM}\nsymbol = plain\nvalue = 1\n"
+    for text, line, why in (("what\n", 1, "[NAME]"), ("value = 1\n", 1, "no section"), ("[a b]\n" + good, 2, "not a name"),
+                            (f"[p]\n{good}colour = red\n", 5, "no option colour"), (f"[p]\n{good}burst = 0\n", 5, "burst = 0"),
+                            (f"[p]\n{good}interval = soon\n", 5, "interval = soon"), (f"[p]\n{good}value = 2\n", 5, "twice"),
+                            ("[p]\nbinary = plain\n", 2, "begins with /"), ("[p]\nsymbol = x\nvalue = 1\n", 3, "no binary"),
+                            (f"[p]\n{good}symbol = {'x' * 300}\n", 5, "longer")):
+        (directory / "b.conf").write_text(text)
+        said = ctl("check", directory, ok=1)
+        assert f"b.conf:{line}: " in said and why in said, f"{text!r}: {said}"
+    (directory / "b.conf").write_text(f"[p]\n{good}build_id = 0123\n")
+    assert "its build ID is" in ctl("load", directory, ok=1)
+    equal(len(json.loads(ctl("list", "--json"))), 2)
+    (directory / "b.conf").chmod(0o666)
+    assert "others can change it" in ctl("load", directory, ok=1)
+    assert "No such file" in ctl("load", PLACE / "none", ok=1)
+    ctl("remove", "--all")
+
+
+def whose() -> None:
+    """Only root adds points and reads of them; a file that is replaced has none"""
+    for words in (("add", PROGRAM, "plain", "--value", 1), ("list",), ("remove", "--all")):
+        assert "for root" in ctl(*words, ok=1, user=65534), words
+    copy = PLACE / "program"
+    shutil.copy(PROGRAM, copy)
+    ctl("add", copy, "plain", "--value", 5, "--name", "copy")
+    equal(program("fa", path=copy)[0], -signal.SIGABRT)     # with_cold() faults still
+    equal(point("copy")["rescued"], 3)
+    os.unlink(copy)
+    shutil.copy(PROGRAM, copy)
+    equal(program("fa", path=copy)[0], -signal.SIGFPE)
+    equal(point("copy")["rescued"], 3)
+    ctl("remove", "copy")
+
+
+def recorded() -> None:
+    """The log of verdicts has the faults, with their rung"""
+    perdurectl = BUILD / "userspace/userspace/tools/perdurectl"
+    ctl("add", PROGRAM, "plain", "--value", 1, "--name", "logged", "--burst", 1)
+    equal(program("fa")[0], -signal.SIGFPE)
+    lines = [line for line in Path("/proc/restart_log").read_text().splitlines() if "path=logged" in line]
+    equal([re.sub(r".*(rung=\w+ cause=\w+) .*(outcome=\w+) .*", r"\1 \2", line) for line in lines],
+          ["rung=rescue cause=fault outcome=rescued", "rung=rescue cause=budget outcome=given_up"])
+    said = subprocess.run([str(perdurectl), "log"], stdout=subprocess.PIPE, text=True).stdout
+    assert "SIGFPE  rescue: logged returns an error" in said and "SIGFPE  rescue: logged could not be rescued: budget" in said, said[-500:]
+    ctl("remove", "logged")
+
+
+main(shapes, said, files, whose, recorded)

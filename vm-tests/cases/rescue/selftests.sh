@@ -1,0 +1,15 @@
+#!/bin/bash
+# SPDX-License-Identifier: GPL-2.0-or-later
+# Builds and runs the kernel tree's own tests, tools/testing/selftests/rescue; a point for each of theirs.
+set -euo pipefail
+
+tree=$PERDURE_TOP/build/linux
+out=$(mktemp -d)
+trap 'rm -rf "$out"' EXIT
+
+# Our header; all others may be the system's
+mkdir -p "$out/include/linux"
+cp "$tree/include/uapi/linux/rescue.h" "$out/include/linux/"
+make -s -C "$tree/tools/testing/selftests/rescue" OUTPUT="$out" KHDR_INCLUDES="-isystem $out/include" >&2
+
+exec "$out/rescue_test"
