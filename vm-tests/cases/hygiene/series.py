@@ -101,13 +101,16 @@ def checkpatch() -> Iterator[str]:
 
 
 def built(name: str) -> bool:
-    """Does a Makefile name it yet? The parts of a long file come in several patches, and it is built with the last."""
-    return f" {Path(name).stem}.o" in (TREE / name).with_name("Makefile").read_text()
+    """Does a Makefile name it yet, for an option that is on? The parts of a long file come in several patches, and it is built with
+    the last; an option without a prompt is on when the first one selects it."""
+    makefile = (TREE / name).with_name("Makefile").read_text()
+    found = re.search(rf"^\w+-(?:y|\$\((\w+)\)).* {re.escape(Path(name).stem)}\.o\b", makefile, re.M)
+    return bool(found) and (not found[1] or f"{found[1]}=y" in (OBJECTS / ".config").read_text())
 
 
 def own() -> list[str]:
     """Objects of the files that are ours, as far as the series has got."""
-    ours = [name for name in OWN if name.startswith(("kernel/", "net/", "mm/", "fs/")) and (TREE / name).exists()]
+    ours = [name for name in OWN if name.startswith(("arch/", "kernel/", "net/", "mm/", "fs/")) and (TREE / name).exists()]
     return [name + "/" for name in ours if (TREE / name).is_dir()] + \
         [name[:-2] + ".o" for name in ours if name.endswith(".c") and built(name)]
 
@@ -140,12 +143,12 @@ def prefixes() -> Iterator[str]:
         stamp = fingerprint(patches[:number])
         if stamp in done or all(f.startswith(("tools/", "Documentation/")) or f == "MAINTAINERS" for f in files_of(patch)):
             continue
-        objects = touched(patch) + own()
         try:
             # Options that are new
             if not configured or any(Path(f).name.startswith("Kconfig") for f in files_of(patch)):
                 configure()
                 configured = True
+            objects = touched(patch) + own()
             if objects:
                 make("KCFLAGS=-Werror", *objects)
         except RuntimeError as error:
@@ -159,7 +162,7 @@ def sparse() -> Iterator[str]:
     """On the whole series; prefixes() has left its tree on it."""
     configure()
     objects = [target for target in own() if target.endswith(".o")] + [
-        str(source.relative_to(TREE))[:-2] + ".o" for source in sorted((TREE / "kernel/zlr").glob("*.c"))
+        str(source.relative_to(TREE))[:-2] + ".o" for name in OWN for source in sorted((TREE / name).glob("*.c"))
         if not source.stem.endswith("_kunit")]      # those are included by the others
     if not objects:
         yield "there is nothing of ours in the tree"

@@ -225,6 +225,7 @@ def rpms() -> None:
                                      "lib64/pkgconfig/libreplay.pc", "share/man/man3/replay_uuid.3.gz"],
             "perdure-takeover": ["lib64/libtakeover.so.0", "sbin/takeoverd", "sbin/takeoverctl", "lib/systemd/system/takeoverd.service",
                                  "share/man/man7/takeover.7.gz"],
+            "perdure-rescue": ["sbin/rescuectl", "lib/systemd/system/rescue-points.service", "share/man/man8/rescuectl.8.gz"],
             "perdure-mod-takeover": ["lib64/httpd/modules/mod_takeover.so", "share/man/man5/mod_takeover.5.gz"],
             "perdure-takeover-devel": ["include/takeover.h", "lib64/libtakeover.so", "share/man/man3/takeover_leave.3.gz"]}
     for package, wants in ours.items():
@@ -234,7 +235,7 @@ def rpms() -> None:
         equal([want for want in wants if listing.splitlines().count(f"/usr/{want}") != 1], [])
         # Debian's names of what the library needs are not those of others
         needs = run("rpm", "-qp", "--requires", path)
-        assert "CURL_" not in needs and "libinih" not in needs, needs
+        assert "CURL_" not in needs and "libinih" not in needs and "libcapstone" not in needs, needs
         run("sh", "-ec", f"cd {root}; rpm2cpio {path} | cpio -idm --quiet --no-absolute-filenames")
     (WORK / "sum.c").write_text(SERVER)
     run("cc", "-o", WORK / "sum-rpm", WORK / "sum.c", f"-I{root}/usr/include", f"-L{root}/usr/lib64", "-lreplay")

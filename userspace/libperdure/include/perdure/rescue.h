@@ -44,9 +44,9 @@ struct rescue_point {
 	__u64 returns;
 	/** @value: What the function returns after a fault. */
 	__s64 value;
-	/** @burst: So many faults are undone in @interval_ms, 1 to %RESCUE_BURST_MAX; more are not. */
+	/** @burst: So many faults of a user are undone in a time, 1 to %RESCUE_BURST_MAX; ... */
 	__u32 burst;
-	/** @interval_ms: ... milliseconds, 1 or more. */
+	/** @interval_ms: ... this one, in milliseconds, 1 or more. */
 	__u32 interval_ms;
 	/** @name: What it is called in /proc/rescue and in the log. */
 	char name[RESCUE_NAME_MAX];
