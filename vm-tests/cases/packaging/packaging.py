@@ -102,7 +102,7 @@ def debs() -> None:
                           ("libnginx-mod-http-takeover", "/usr/share/man/man5/ngx_http_takeover_module.5.gz"),
                           ("takeoverd", "/usr/sbin/takeoverd"), ("takeoverd", "/usr/sbin/takeoverctl"),
                           ("takeoverd", "/usr/share/man/man5/takeover.conf.5.gz"), ("rescuectl", "/usr/sbin/rescuectl"),
-                          ("rescuectl", "/etc/perdure/rescue.d/"), ("rescuectl", "/usr/share/man/man8/rescuectl.8.gz")):
+                          ("rescuectl", "/usr/share/man/man5/rescue.d.5.gz"), ("rescuectl", "/usr/share/man/man8/rescuectl.8.gz")):
         assert want in files[package], f"{package}: no {want}"
         equal([other for other, names in files.items() if want in names], [package])
     for package, names in files.items():
