@@ -67,7 +67,7 @@ PERDURE_API int restartctl(unsigned int op, void *arg, size_t size);
 
 /*
  * Begin a scope. When there is a fault before perdure_rescue_leave(), all that has been done since is undone, and this returns again:
- * -1, with errno set to error. Returns 0 at first. See rescue(2).
+ * -1, with errno set to error. Returns 0 at first. See perdure_rescue(2).
  */
 PERDURE_API int perdure_rescue(int error);
 PERDURE_API int perdure_rescue_leave(void);

@@ -73,7 +73,8 @@ def compiled(library: Library, source: str, name: str, *flags: str, compiler: st
 def files() -> Iterator[str]:
     installed()
     wanted = ["/include/perdure/zlr.h", "/man7/perdure.7", "/bin/replayctl", "/man5/replay.conf.5", "/man7/replay.7",
-              "/man7/replay_http.7", "/man8/replayctl.8", "/sbin/takeoverctl", "/sbin/takeoverd", "/man5/takeover.conf.5",
+              "/man7/replay_http.7", "/man8/replayctl.8", "/sbin/rescuectl", "/man5/rescue.d.5",
+              "/man8/rescuectl.8", "/sbin/takeoverctl", "/sbin/takeoverd", "/man5/takeover.conf.5",
               "/man7/takeover.7", "/man8/takeoverctl.8", "/man8/takeoverd.8", "/man7/ocf_perdure_takeover.7",
               "/lib/ocf/resource.d/perdure/takeover"]
     for library in LIBRARIES:
@@ -144,14 +145,14 @@ def pages() -> Iterator[str]:
     header = re.sub(r"\s+", " ", "".join(one(library.header).read_text() for library in LIBRARIES))
     overviews = frozenset().union(*(library.overviews for library in LIBRARIES))
     ours = {Path(n).name for n in installed() if "/man/" in n}
-    for name, path in sorted((n, p) for n, p in installed().items() if re.search(r"/man[2357]/|/man8/(replay|takeover)", n)):
+    for name, path in sorted((n, p) for n, p in installed().items() if re.search(r"/man[2357]/|/man8/(replay|rescue|takeover)", n)):
         text = path.read_text()
         if not path.is_symlink():
             complaints = output("mandoc", "-Tlint", "-Wwarning", path, ok=(0, 1, 2, 3, 4))
             # A page is as old as its release: there is no date to forget
             yield from (line for line in complaints.splitlines() if "missing date" not in line)
             for page, section in re.findall(r"^\.Xr ([\w.]+) (\d)", text, re.M):
-                known = re.match(r"perdure|replay|(mod_)?takeover|zhttpd|(re|get)reg|hread|lwrite|lsendfile|getiolog", page)
+                known = re.match(r"perdure|replay|rescue|(mod_)?takeover|zhttpd|(re|get)reg|hread|lwrite|lsendfile|getiolog", page)
                 if known and f"{page}.{section}" not in ours:
                     yield f"{name}: cites {page}({section}), which does not exist"
             if re.search(r"/man[237]/", name):
