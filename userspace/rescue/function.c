@@ -122,11 +122,6 @@ static int find_offset(struct finder *f)
 	return wrong(f, "%s is not in a part that is executed", f->symbol);
 }
 
-static bool in_group(csh engine, const cs_insn *insn, unsigned int group)
-{
-	return cs_insn_group(engine, insn, group);
-}
-
 /* Adds a place where the function is left; -1: there are too many */
 static int leaves(struct finder *f, uint64_t at)
 {
@@ -147,7 +142,7 @@ static int read_instruction(struct finder *f, csh engine, const cs_insn *insn)
 	const cs_x86 *x86 = &insn->detail->x86;
 	struct function *function = f->function;
 
-	if (in_group(engine, insn, CS_GRP_RET))
+	if (cs_insn_group(engine, insn, CS_GRP_RET))
 		return leaves(f, insn->address);
 	if (insn->id != X86_INS_JMP || !x86->op_count)
 		return 0;

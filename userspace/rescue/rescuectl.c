@@ -53,50 +53,17 @@ static int complain(const char *what)
 
 /* ---- What the kernel has */
 
-/* The value of a key in a line, until the next blank; it is changed. NULL: it has none. */
-static char *value_of(char *line, const char *key)
-{
-	const size_t n = strlen(key);
-	char *save, *word;
-
-	for (word = strtok_r(line, " \n", &save); word; word = strtok_r(NULL, " \n", &save)) {
-		if (!strncmp(word, key, n) && word[n] == '=')
-			return word + n + 1;
-	}
-	return NULL;
-}
-
-/* The number of the point, 0: there is none, -1: it cannot be known */
-static long find_point(const char *name)
-{
-	FILE *file = fopen(PROC, "re");
-	char *line = NULL, *copy, *found;
-	size_t size = 0;
-	long id = 0;
-
-	if (!file)
-		return -1;
-	while (!id && getline(&line, &size, file) > 0) {
-		copy = strdup(line);
-		found = copy ? value_of(copy, "name") : NULL;
-		if (found && !strcmp(found, name) && strncmp(line, "id=0 ", 5))
-			id = atol(line + strlen("id="));
-		free(copy);
-	}
-	free(line);
-	fclose(file);
-	return id;
-}
-
+/* NULL and errno: the kernel does not say */
 static json_t *read_points(void)
 {
 	FILE *file = fopen(PROC, "re");
-	json_t *points = json_array();
 	char *line = NULL, *save, *word;
+	json_t *points;
 	size_t size = 0;
 
 	if (!file)
 		return NULL;
+	points = json_array();
 	while (getline(&line, &size, file) > 0) {
 		json_t *point = json_object();
 
@@ -115,6 +82,29 @@ static json_t *read_points(void)
 	free(line);
 	fclose(file);
 	return points;
+}
+
+static long long number_of(const json_t *point, const char *key)
+{
+	return json_integer_value(json_object_get(point, key));
+}
+
+static const char *name_of(const json_t *point)
+{
+	return json_string_value(json_object_get(point, "name"));
+}
+
+/* The number of the point of that name; 0: there is none */
+static long long find_point(json_t *points, const char *name)
+{
+	json_t *point;
+	size_t i;
+
+	json_array_foreach(points, i, point) {
+		if (number_of(point, "id") && !strcmp(name_of(point), name))
+			return number_of(point, "id");
+	}
+	return 0;
 }
 
 static long long sum_of(json_t *point, const char *prefix)
@@ -150,9 +140,9 @@ static int list(bool json)
 	size_t i;
 
 	if (!points) {
-		fprintf(stderr, "rescuectl: " PROC ": %s%s\n", strerror(errno), errno == ENOENT ? ": this kernel has no rescue points: boot one of Perdure's" :
-			errno == EACCES ? ": that is for root" : "");
-		return 1;
+		if (errno == ENOENT)
+			errno = ENOSYS;
+		return complain(PROC);
 	}
 	if (json) {
 		json_dumpf(points, stdout, JSON_INDENT(2));
@@ -162,13 +152,10 @@ static int list(bool json)
 	}
 	printf("%-32s %10s %8s %8s %8s %8s  %s\n", "NAME", "ENTERED", "RESCUED", "GIVEN UP", "REFUSED", "DIED", "WHY");
 	json_array_foreach(points, i, point) {
-		const char *name = json_string_value(json_object_get(point, "name"));
-
 		/* Scopes of programs' own, when there were any */
-		if (!json_integer_value(json_object_get(point, "id")) && !json_integer_value(json_object_get(point, "entered")))
+		if (!number_of(point, "id") && !number_of(point, "entered"))
 			continue;
-		printf("%-32s %10lld %8lld %8lld %8lld %8lld  ", name ?: "", (long long)json_integer_value(json_object_get(point, "entered")),
-		       (long long)json_integer_value(json_object_get(point, "rescued")), sum_of(point, "given_up_"), sum_of(point, "refused_"),
+		printf("%-32s %10lld %8lld %8lld %8lld %8lld  ", name_of(point), number_of(point, "entered"), number_of(point, "rescued"), sum_of(point, "given_up_"), sum_of(point, "refused_"),
 		       sum_of(point, "died_"));
 		print_reasons(point, sum_of(point, "died_") ? "died_" : sum_of(point, "refused_") ? "refused_" : "given_up_");
 		putchar('\n');
@@ -186,7 +173,6 @@ static int apply(const struct point *point, bool add)
 	struct rescue_point args = { .fd = fd, .value = point->value, .burst = point->burst, .interval_ms = point->interval_ms };
 	struct function function;
 	char error[ERROR_MAX];
-	long id;
 
 	if (fd < 0)
 		return complain(point->binary);
@@ -202,18 +188,11 @@ static int apply(const struct point *point, bool add)
 		return 1;
 	}
 	if (add) {
-		id = find_point(point->name);
-		if (id > 0) {
-			fprintf(stderr, "rescuectl: there is a point %s already: `rescuectl remove %s` takes it away\n", point->name, point->name);
-			close(fd);
-			return 1;
-		}
 		strcpy(args.name, point->name);
 		args.entry = function.entry;
 		args.nr_returns = function.nr_returns;
 		args.returns = (uintptr_t)function.returns;
-		id = rescue(RESCUE_ADD, (unsigned long)&args, sizeof(args));
-		if (id < 0) {
+		if (rescue(RESCUE_ADD, (unsigned long)&args, sizeof(args)) < 0) {
 			close(fd);
 			return complain(point->name);
 		}
@@ -226,12 +205,13 @@ static int load(const char *path, bool add)
 {
 	struct point *points = NULL, *point;
 	int errors = config_read(path, &points), there = 0, added = 0;
+	json_t *before = add ? read_points() : NULL;
 
 	for (point = points; point; point = point->next) {
 		/* What is incomplete has been said */
 		if (!point->binary || !point->symbol || !point->has_value)
 			continue;
-		if (add && find_point(point->name) > 0) {
+		if (find_point(before, point->name)) {
 			there++;
 			continue;
 		}
@@ -244,41 +224,39 @@ static int load(const char *path, bool add)
 		printf("%d added, %d there before, %d wrong\n", added, there, errors);
 	else
 		printf("%d right, %d wrong\n", added, errors);
+	json_decref(before);
 	config_free(points);
 	return !!errors;
 }
 
+static int remove_point(long long id, const char *name)
+{
+	return rescue(RESCUE_REMOVE, id, 0) ? complain(name) : 0;
+}
+
 static int remove_points(char *const *names, bool all)
 {
-	json_t *points, *point;
+	json_t *points = read_points(), *point;
 	int status = 0;
 	size_t i;
 
-	if (all) {
-		points = read_points();
-		if (!points)
-			return complain(PROC);
-		json_array_foreach(points, i, point) {
-			const long long id = json_integer_value(json_object_get(point, "id"));
-
-			if (id && rescue(RESCUE_REMOVE, id, 0))
-				status = complain(json_string_value(json_object_get(point, "name")));
-		}
-		json_decref(points);
-		return status;
+	if (!points)
+		return complain(PROC);
+	json_array_foreach(points, i, point) {
+		if (all && number_of(point, "id"))
+			status |= remove_point(number_of(point, "id"), name_of(point));
 	}
 	for (; *names; names++) {
-		const long id = find_point(*names);
+		const long long id = find_point(points, *names);
 
-		if (id < 0)
-			return complain(PROC);
-		if (!id) {
+		if (id) {
+			status |= remove_point(id, *names);
+		} else {
 			fprintf(stderr, "rescuectl: there is no point %s: `rescuectl list` shows them\n", *names);
 			status = 1;
-		} else if (rescue(RESCUE_REMOVE, id, 0)) {
-			status = complain(*names);
 		}
 	}
+	json_decref(points);
 	return status;
 }
 
@@ -309,6 +287,9 @@ static int show(const char *binary, const char *symbol)
 
 static int add(int argc, char **argv, struct point *point)
 {
+	json_t *before;
+	bool there;
+
 	if (argc != 2)
 		return usage(stderr, 2);
 	point->binary = realpath(argv[0], NULL);
@@ -322,6 +303,13 @@ static int add(int argc, char **argv, struct point *point)
 	if (!*point->name && snprintf(point->name, sizeof(point->name), "%s", point->symbol) >= (int)sizeof(point->name)) {
 		fprintf(stderr, "rescuectl: %s is too long for a name: --name NAME\n", point->symbol);
 		return 2;
+	}
+	before = read_points();
+	there = find_point(before, point->name);
+	json_decref(before);
+	if (there) {
+		fprintf(stderr, "rescuectl: there is a point %s already: `rescuectl remove %s` takes it away\n", point->name, point->name);
+		return 1;
 	}
 	return apply(point, true);
 }
