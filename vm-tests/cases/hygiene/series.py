@@ -158,6 +158,11 @@ def prefixes() -> Iterator[str]:
     passed.write_text("\n".join(sorted(done)) + "\n")
 
 
+def bodies(file: str, function: str) -> list[str]:
+    """The definitions of that name, up to the brace that ends them."""
+    return re.findall(rf"^\w[^\n;]*\b{function}\((?:(?!^}}).)*^}}", (TREE / file).read_text(), re.M | re.S)
+
+
 def sparse() -> Iterator[str]:
     """On the whole series; prefixes() has left its tree on it."""
     configure()
@@ -170,8 +175,8 @@ def sparse() -> Iterator[str]:
     for line in text.splitlines():
         # sparse does not see that the end of a scope unlocks what guard() has locked, nor that pte_offset_map_lock() locks when it
         # finds a table; lockdep counts, in the debug profile
-        found = re.match(r"([^:]+):.*context imbalance", line)
-        if found and re.search(r"guard\(|pte_offset_map_lock\(", (TREE / found[1]).read_text()):
+        found = re.match(r"([^:]+):.*context imbalance in '(\w+)'", line)
+        if found and any(lock in body for body in bodies(found[1], found[2]) for lock in ("guard(", "pte_offset_map_lock(")):
             continue
         if re.match(rf"(?:\S*/)?(?:{'|'.join(OWN)})\S*:\d+:\d+: (?:warning|error):", line):
             yield line
