@@ -125,7 +125,7 @@ def library() -> Iterator[str]:
     for c in table():
         if not exports & {c.name, f"perdure_{c.name}"}:
             yield f"libperdure.map: exports neither {c.name} nor perdure_{c.name}"
-        if not re.search(rf"\b{c.name}\([^)]", header):
+        if not declared & {c.name, f"perdure_{c.name}"}:
             yield f"perdure.h: does not declare {c.name}"
         if f"PERDURE_{c.since} " not in (LIBRARY / "src/libperdure.map").read_text():
             yield f"libperdure.map: has no node PERDURE_{c.since}"
