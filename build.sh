@@ -2,6 +2,8 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
 # The one entry point: ./build.sh VERB. Every stage does only what is missing; --help explains the verbs.
 set -euo pipefail
+# The shell reads all of this before it begins: the file may change under a build that takes an hour
+{
 # --arch ARCH goes to all stages in the environment
 words=()
 while [[ $# -gt 0 && $1 != -- ]]; do
@@ -69,17 +71,17 @@ with --unpinned only." ;;
 Builds RPM packages of the kernel and of the library and tools into dist/, from the same kernel build as deb. --unpinned as there." ;;
 	userspace) echo "usage: ./build.sh userspace
 Builds the library, the programs, and the tests' programs into build/userspace." ;;
-	demo) echo "usage: ./build.sh demo [takeover]
+	demo) echo "usage: ./build.sh demo [takeover|rescue]
 Builds what is missing and shows, in a virtual machine, downloads that survive the server's crash; or, in three of them, a download
-and an order that survive the death of a host." ;;
+and an order that survive the death of a host; or Apache with a module that has mistakes, whose requests fail alone." ;;
 	bench) echo "usage: ./build.sh bench [NAME...] [--json FILE] [--plot [DIR]] [--quick] [--here]
 Re-measures the tables in bench/; prints ours beside the goals. Names: restart, hread, unregistered, faults, loading, tracker,
 restore, replay, takeover; all but the last three when none is given. --plot draws them, too; --quick takes fewer samples
 (takeover); --here runs them without a machine of their own, in wall time, to work on the programs." ;;
 	clean) echo "usage: ./build.sh clean
 Removes what was built under build/, but not the kernel's git tree." ;;
-	distclean) echo "usage: ./build.sh distclean
-Removes build/ and dist/." ;;
+	distclean) echo "usage: ./build.sh distclean [--force]
+Removes build/ and dist/; but not, without --force, work in build/linux that is not in the series." ;;
 	*) return 1 ;;
 	esac
 }
@@ -165,7 +167,7 @@ run | shell)
 	;;
 test)
 	need python3
-	for extra in fuzz kselftest stress zdtm; do
+	for extra in fuzz kselftest rescue-long stress zdtm; do
 		[[ " $*" != *" $extra"* ]] || setup "$extra"
 	done
 	[[ " $*" != *" distributions"* ]] || setup packages	# mmdebstrap
@@ -189,6 +191,9 @@ demo)
 	userspace
 	if [ "${1:-}" = takeover ]; then
 		exec python3 "$TOP/demo/takeover.py"
+	fi
+	if [ "${1:-}" = rescue ]; then
+		exec python3 "$TOP/vm-tests/run" run -- python3 "$TOP/demo/rescue.py"
 	fi
 	exec python3 "$TOP/vm-tests/run" run -- python3 "$TOP/demo/demo.py" "$@"
 	;;
@@ -220,7 +225,7 @@ clean)
 	[[ ! -d $LINUX/.git ]] || git -C "$LINUX" worktree prune
 	;;
 distclean)
-	[[ ! -d $LINUX/.git ]] || say "removing build/linux, too"
+	[[ ${1:-} == --force ]] || "$TOP/scripts/patch.sh" --saved
 	rm -rf "$ALL" "$TOP/dist"
 	;;
 '' | -h | --help | help) usage ;;
@@ -229,3 +234,5 @@ distclean)
 	exit 2
 	;;
 esac
+exit
+}

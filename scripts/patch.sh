@@ -10,18 +10,15 @@ set -euo pipefail
 
 force=
 keep=
+saved=
 for arg in "$@"; do
 	case $arg in
 	--force) force=1 ;;
 	--keep) keep=1 ;; # as a part of another verb: local work is built as it is
+	--saved) saved=1 ;; # nothing but: is there local work?
 	*) die "usage: ./build.sh patch [--force]" ;;
 	esac
 done
-need git make tar xz
-lock kernel
-{ read -r tarball; read -r sum; } <"$CACHE/source"
-source="$sum, as unpacked by recipe 2"
-
 # In the order of the series, one "commit checksum name" line per patch that the tree has
 applied=$LINUX/.git/perdure-applied
 
@@ -62,6 +59,17 @@ local_work() {
 		echo "changes that are not committed"
 	fi
 }
+
+if [[ -n $saved ]]; then
+	[[ -d $LINUX/.git ]] || exit 0
+	work=$(local_work)
+	[[ -z $work ]] || die "build/linux holds $work: ./build.sh refresh writes commits to the series; distclean --force removes all"
+	exit 0
+fi
+need git make tar xz
+lock kernel
+{ read -r tarball; read -r sum; } <"$CACHE/source"
+source="$sum, as unpacked by recipe 2"
 
 # apply NAME PARENT: makes the commit and prints it
 apply() {
