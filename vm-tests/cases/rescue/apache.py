@@ -4,10 +4,6 @@
 
 import http.client
 import json
-import os
-import shutil
-import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -15,63 +11,15 @@ import time
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "harness"))
-from points import BUILD, equal, main, run  # noqa: E402
+from httpd import FAULTS, HTTPD, RESCUECTL, Server, connect, get  # noqa: E402
+from points import equal, main, run  # noqa: E402
 
-RESCUECTL = BUILD / "userspace/userspace/rescue/rescuectl"
-MODULE = BUILD / "userspace/vm-tests/cases/rescue/mod_fault.so"
-SBIN, HTTPD, MODULES = (run("apxs", "-q", name).strip() for name in ("SBINDIR", "PROGNAME", "LIBEXECDIR"))
-HTTPD = f"{SBIN}/{HTTPD}"
-FAULTS = ("null", "overflow", "twice", "abort", "divide")
 scratch = tempfile.TemporaryDirectory(prefix="rescue-")
-PLACE = Path(scratch.name)
-PORT = 8080
-
-
-def configuration() -> str:
-    loads = "\n".join(f"LoadModule {m}_module {MODULES}/mod_{m}.so" for m in ("mpm_prefork", "authz_core", "mime", "dir"))
-    return f"""
-ServerRoot {PLACE}
-{loads}
-LoadModule fault_module {MODULE}
-ServerName service.example
-User #65534
-Group #65534
-PidFile {PLACE}/pid
-DefaultRuntimeDir {PLACE}
-Mutex file:{PLACE} default
-ErrorLog {PLACE}/errors
-StartServers 1
-MinSpareServers 1
-MaxSpareServers 1
-MaxRequestWorkers 4
-KeepAlive on
-MaxKeepAliveRequests 0
-TypesConfig /dev/null
-DocumentRoot {PLACE}/www
-Listen 127.0.0.1:{PORT}
-<Directory {PLACE}>
-    Require all granted
-</Directory>
-<Location /fault>
-    Require all granted
-    SetHandler fault
-</Location>
-"""
 
 
 def point() -> dict[str, int]:
     said = subprocess.run([str(RESCUECTL), "list", "--json"], stdout=subprocess.PIPE, text=True, check=True).stdout
     return next(p for p in json.loads(said) if p["name"] == "apache")
-
-
-def get(connection: http.client.HTTPConnection, path: str) -> tuple[int, bytes]:
-    connection.request("GET", path)
-    answer = connection.getresponse()
-    return answer.status, answer.read()
-
-
-def connect() -> http.client.HTTPConnection:
-    return http.client.HTTPConnection("127.0.0.1", PORT, timeout=20)
 
 
 def count(served: dict[int, int], connection: http.client.HTTPConnection) -> None:
@@ -83,27 +31,11 @@ def count(served: dict[int, int], connection: http.client.HTTPConnection) -> Non
     served[pid] = n
 
 
-def died() -> int:
-    """Workers, of a signal."""
-    return (PLACE / "errors").read_text().count("exit signal")
-
-
 def start() -> None:
     """Apache serves"""
     global server
-    PLACE.chmod(0o777)
-    (PLACE / "www").mkdir()
-    (PLACE / "www/file").write_bytes(b"x" * 100000)
-    (PLACE / "conf").write_text(configuration())
-    server = subprocess.Popen([HTTPD, "-f", str(PLACE / "conf"), "-DFOREGROUND"], start_new_session=True)
-    deadline = time.monotonic() + 30
-    while True:
-        try:
-            equal(get(connect(), "/fault/none")[1].split()[1], b"1")
-            return
-        except OSError:
-            assert time.monotonic() < deadline and server.poll() is None, "it does not serve"
-            time.sleep(0.1)
+    server = Server(Path(scratch.name))
+    (server.files / "file").write_bytes(b"x" * 100000)
 
 
 def without() -> None:
@@ -115,14 +47,14 @@ def without() -> None:
             continue
         raise AssertionError(f"{fault}: {said}")
     deadline = time.monotonic() + 20
-    while died() % len(FAULTS):
-        assert time.monotonic() < deadline, (PLACE / "errors").read_text()
+    while server.died() % len(FAULTS):
+        assert time.monotonic() < deadline, (server.place / "errors").read_text()
         time.sleep(0.1)
 
 
 def rescued() -> None:
     """With one it is answered 500, the worker lives, and nothing is half done"""
-    before = died()
+    before = server.died()
     run(RESCUECTL, "add", HTTPD, "ap_run_handler", "--value", 500, "--name", "apache", "--burst", 1000000)
     connection = connect()
     served: dict[int, int] = {}
@@ -136,7 +68,7 @@ def rescued() -> None:
             count(served, connection)
     equal(get(connection, "/file"), (200, b"x" * 100000))
     equal(point()["rescued"], 10 * len(FAULTS))
-    equal(died(), before)
+    equal(server.died(), before)
     print(f"# {point()}")
 
 
@@ -160,8 +92,7 @@ def removed() -> None:
 
 def stop() -> None:
     """Apache ends"""
-    server.send_signal(signal.SIGTERM)
-    equal(server.wait(20), 0)
+    server.stop()
 
 
 main(start, without, rescued, others, removed, stop)
