@@ -68,6 +68,12 @@ bool interval_parse(const char *text, uint32_t *interval_ms)
 	return true;
 }
 
+bool output_parse(const char *text, uint32_t *output)
+{
+	*output = strcmp(text, "cork") ? RESCUE_GIVE_UP : RESCUE_CORK;
+	return *output == RESCUE_CORK || !strcmp(text, "give-up");
+}
+
 bool name_valid(const char *name)
 {
 	size_t n = 0;
@@ -110,6 +116,9 @@ static int option(struct parser *p, struct point *point, const char *name, const
 	if (!strcmp(name, "interval"))
 		return interval_parse(value, &point->interval_ms) ? 1 :
 		       wrong(p, p->line, "interval = %s: not a time from 1ms to 49d (ms, s, m, h, d)", value);
+	if (!strcmp(name, "output"))
+		return output_parse(value, &point->output) ? 1 :
+		       wrong(p, p->line, "output = %s: neither give-up nor cork", value);
 	return wrong(p, p->line, "there is no option %s", name);
 }
 

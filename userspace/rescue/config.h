@@ -17,7 +17,7 @@ struct point {
 	char *binary, *symbol, *build_id;
 	int64_t value;
 	bool has_value;
-	uint32_t burst, interval_ms;
+	uint32_t burst, interval_ms, output;
 	struct point *next;
 };
 
@@ -25,6 +25,7 @@ struct point {
 bool value_parse(const char *text, int64_t *value);
 bool burst_parse(const char *text, uint32_t *burst);
 bool interval_parse(const char *text, uint32_t *interval_ms);
+bool output_parse(const char *text, uint32_t *output);
 bool name_valid(const char *name);
 
 /*

@@ -25,6 +25,7 @@ static int usage(FILE *to, int status)
 {
 	fputs("usage: rescuectl COMMAND\n\n"
 	      "  add BINARY SYMBOL --value N [--name NAME] [--burst N] [--interval TIME]\n"
+	      "      [--output give-up|cork]\n"
 	      "                     SYMBOL returns N when it faults, in all processes that run BINARY\n"
 	      "  remove NAME...     takes points away; --all: each\n"
 	      "  list [--json]      the points there are, and what has become of their faults\n"
@@ -170,7 +171,8 @@ static int list(bool json)
 static int apply(const struct point *point, bool add)
 {
 	int fd = open(point->binary, O_RDONLY | O_CLOEXEC);
-	struct rescue_point args = { .fd = fd, .value = point->value, .burst = point->burst, .interval_ms = point->interval_ms };
+	struct rescue_point args = { .fd = fd, .value = point->value, .burst = point->burst,
+				     .interval_ms = point->interval_ms, .output = point->output };
 	struct function function;
 	char error[ERROR_MAX];
 
@@ -321,6 +323,7 @@ int main(int argc, char **argv)
 		{ "name", required_argument, NULL, 'n' },
 		{ "burst", required_argument, NULL, 'b' },
 		{ "interval", required_argument, NULL, 'i' },
+		{ "output", required_argument, NULL, 'o' },
 		{ "json", no_argument, NULL, 'j' },
 		{ "all", no_argument, NULL, 'a' },
 		{ "help", no_argument, NULL, 'h' },
@@ -348,6 +351,9 @@ int main(int argc, char **argv)
 			break;
 		case 'i':
 			good = interval_parse(optarg, &point.interval_ms);
+			break;
+		case 'o':
+			good = output_parse(optarg, &point.output);
 			break;
 		case 'j':
 			json = true;

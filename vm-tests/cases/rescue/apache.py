@@ -22,6 +22,10 @@ def point() -> dict[str, int]:
     return next(p for p in json.loads(said) if p["name"] == "apache")
 
 
+def add(*options: str) -> None:
+    run(RESCUECTL, "add", HTTPD, "ap_run_handler", "--value", 500, "--name", "apache", "--burst", 1000000, *options)
+
+
 def count(served: dict[int, int], connection: http.client.HTTPConnection) -> None:
     """A request that is right: each worker counts its own, and none that has faulted."""
     status, text = get(connection, "/fault/none")
@@ -55,7 +59,7 @@ def without() -> None:
 def rescued() -> None:
     """With one it is answered 500, the worker lives, and nothing is half done"""
     before = server.died()
-    run(RESCUECTL, "add", HTTPD, "ap_run_handler", "--value", 500, "--name", "apache", "--burst", 1000000)
+    add()
     connection = connect()
     served: dict[int, int] = {}
     for _ in range(10):
@@ -84,6 +88,33 @@ def others() -> None:
     equal((bad, good), (30, 270))
 
 
+def late() -> None:
+    """What has been sent cannot be undone, unless it waits: then the answer is whole"""
+    before = server.died()
+    try:
+        said = get(connect(), "/fault/late")
+    except (http.client.HTTPException, OSError):
+        said = None
+    assert not said, f"of half an answer: {said}"
+    while server.died() == before:
+        time.sleep(0.1)
+    run(RESCUECTL, "remove", "apache")
+    add("--output", "cork")
+    connection = connect()
+    served: dict[int, int] = {}
+    for _ in range(10):
+        count(served, connection)
+        status, text = get(connection, "/fault/late")
+        equal(status, 500)
+        assert b"half done" not in text, text
+        count(served, connection)
+        equal(get(connection, "/file"), (200, b"x" * 100000))
+    counted = point()
+    equal(counted["rescued"], 10)
+    equal(server.died(), before + 1)
+    print(f"# {counted}")
+
+
 def removed() -> None:
     """Without it again, a fault kills again"""
     run(RESCUECTL, "remove", "apache")
@@ -95,4 +126,4 @@ def stop() -> None:
     server.stop()
 
 
-main(start, without, rescued, others, removed, stop)
+main(start, without, rescued, others, late, removed, stop)

@@ -59,7 +59,7 @@ def shapes() -> None:
 
 def said() -> None:
     """list, show and what is wrong with arguments"""
-    ctl("add", PROGRAM, "plain", "--value", "0x10", "--name", "one", "--burst", 2, "--interval", "1h")
+    ctl("add", PROGRAM, "plain", "--value", "0x10", "--name", "one", "--burst", 2, "--interval", "1h", "--output", "cork")
     try:
         equal(program("fa"), (-signal.SIGFPE, []))
         text = ctl("list")
@@ -67,7 +67,7 @@ def said() -> None:
         equal(line[1:6], ["3", "2", "0", "0", "1"])
         assert line[6:] == ["budget", "1"], text
         p = point("one")
-        equal((p["value"], p["burst"], p["interval_ms"], p["died_budget"]), (16, 2, 3600000, 1))
+        equal((p["value"], p["burst"], p["interval_ms"], p["output"], p["died_budget"]), (16, 2, 3600000, "cork", 1))
         assert "already" in ctl("add", PROGRAM, "plain", "--value", 1, "--name", "one", ok=1)
     finally:
         ctl("remove", "--all")
@@ -79,7 +79,8 @@ def said() -> None:
                        (("show", RESCUECTL, "x"), "no function x")):
         assert why in ctl(*words, ok=1), words
     for wrong in (("add", PROGRAM, "plain"), ("add", PROGRAM), ("add", PROGRAM, "plain", "--value", "x"), ("add", PROGRAM, "plain", "--value", ""),
-                  ("add", PROGRAM, "plain", "--value", 1, "--burst", 0), ("add", PROGRAM, "plain", "--value", 1, "--interval", "3"), (), ("what",),
+                  ("add", PROGRAM, "plain", "--value", 1, "--burst", 0), ("add", PROGRAM, "plain", "--value", 1, "--interval", "3"),
+                  ("add", PROGRAM, "plain", "--value", 1, "--output", "refuse"), (), ("what",),
                   ("remove",), ("remove", "--all", "one"), ("list", "one"), ("add", PROGRAM, "plain", "--value", 1, "--name", "a b")):
         ctl(*wrong, ok=2)
 
@@ -88,7 +89,8 @@ def files() -> None:
     """rescue.d: each line that is wrong is named, and the right ones are added once"""
     directory = PLACE / "rescue.d"
     directory.mkdir()
-    (directory / "a.conf").write_text(f"# a comment\n[plain]\nbinary = {PROGRAM}\nsymbol = plain\nvalue = -7\nburst = 100\ninterval = 2s\n")
+    (directory / "a.conf").write_text(f"# a comment\n[plain]\nbinary = {PROGRAM}\nsymbol = plain\nvalue = -7\nburst = 100\ninterval = 2s\n"
+                                      "output = cork\n")
     (directory / "b.conf").write_text(f"[tail]\nbinary = {PROGRAM}\nsymbol = by_tail\nvalue = -8\n")
     (directory / "ignored.txt").write_text("what?\n")
     equal(ctl("check", directory), "2 right, 0 wrong\n")
@@ -98,11 +100,13 @@ def files() -> None:
     equal(program("na", "f")[0], -signal.SIGABRT)
     equal(point("plain")["rescued"], 2)
     equal((point("plain")["value"], point("plain")["interval_ms"], point("tail")["burst"]), (-7, 2000, 10))
+    equal((point("plain")["output"], point("tail")["output"]), ("cork", "give-up"))
     ctl("remove", "--all")
     good = f"binary = {PROGRAM}\nsymbol = plain\nvalue = 1\n"
     for text, line, why in (("what\n", 1, "[NAME]"), ("value = 1\n", 1, "no section"), ("[a b]\n" + good, 2, "not a name"),
                             (f"[p]\n{good}colour = red\n", 5, "no option colour"), (f"[p]\n{good}burst = 0\n", 5, "burst = 0"),
-                            (f"[p]\n{good}interval = soon\n", 5, "interval = soon"), (f"[p]\n{good}value = 2\n", 5, "twice"),
+                            (f"[p]\n{good}interval = soon\n", 5, "interval = soon"),
+                            (f"[p]\n{good}output = none\n", 5, "output = none"), (f"[p]\n{good}value = 2\n", 5, "twice"),
                             ("[p]\nbinary = plain\n", 2, "begins with /"), ("[p]\nsymbol = x\nvalue = 1\n", 3, "no binary"),
                             (f"[p]\n{good}symbol = {'x' * 300}\n", 5, "longer")):
         (directory / "b.conf").write_text(text)

@@ -42,6 +42,12 @@ static int handle(request_rec *r)
 		p = malloc(64);
 		free(p);
 		free(p);
+	} else if (strstr(what, "/late")) {
+		/* Its client has got half of an answer */
+		ap_set_content_type(r, "text/plain");
+		ap_rputs("half done\n", r);
+		ap_rflush(r);
+		*(volatile char *)NULL = 1;
 	} else if (strstr(what, "/abort")) {
 		abort();
 	} else if (strstr(what, "/divide")) {

@@ -23,6 +23,18 @@ enum rescue_op {
 	RESCUE_REMOVE,
 };
 
+/**
+ * enum rescue_output - what becomes of what a function sends
+ * @RESCUE_GIVE_UP: It is sent, and a fault after that is not undone.
+ * @RESCUE_CORK: On connected TCP and Unix stream sockets it waits until the function has returned,
+ *	1 MiB at most; after a fault it is not sent. All other output is sent, as with
+ *	%RESCUE_GIVE_UP, after what waits.
+ */
+enum rescue_output {
+	RESCUE_GIVE_UP,
+	RESCUE_CORK,
+};
+
 #define RESCUE_NAME_MAX		128
 #define RESCUE_RETURNS_MAX	256
 #define RESCUE_BURST_MAX	1000000
@@ -48,10 +60,14 @@ struct rescue_point {
 	__u32 burst;
 	/** @interval_ms: ... this one, in milliseconds, 1 or more. */
 	__u32 interval_ms;
+	/** @output: What becomes of what it sends: &enum rescue_output. */
+	__u32 output;
+	/** @reserved: 0. */
+	__u32 reserved;
 	/** @name: What it is called in /proc/rescue and in the log. */
 	char name[RESCUE_NAME_MAX];
 };
 
-#define RESCUE_POINT_SIZE_VER0	168
+#define RESCUE_POINT_SIZE_VER0	176
 
 #endif /* _LINUX_RESCUE_H */
