@@ -1,0 +1,103 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: GPL-2.0-or-later
+"""What a rescue point costs Apache and MariaDB: run in a guest by bench/run. A line a case and side, in ns of a request."""
+
+import re
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+TOP = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(TOP / "vm-tests/cases/rescue"))
+from database import MARIADB, Database  # noqa: E402
+from httpd import HTTPD, PORT, RESCUECTL, Server  # noqa: E402
+
+NAME = "bench"
+SIDES = ("native", "rescue")
+
+
+def output(*argv: object) -> str:
+    done = subprocess.run([str(a) for a in argv], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    if done.returncode:
+        sys.exit(f"bench: {argv[0]} failed with status {done.returncode}:\n{done.stdout[-2000:]}")
+    return done.stdout
+
+
+def point(binary: str, symbol: str, value: int) -> None:
+    output(RESCUECTL, "add", binary, symbol, "--value", value, "--name", NAME)
+
+
+def counts() -> dict[str, int]:
+    line = next(line for line in Path("/proc/rescue").read_text().splitlines() if f" name={NAME} " in line)
+    return {key: int(n) for key, n in re.findall(r"(\w+)=(\d+)(?= |$)", line)}
+
+
+def compare(case: str, rounds: int, sample: Callable[[], float], binary: str, symbol: str, value: int) -> None:
+    """Both sides in each round; who goes first alternates. All calls of the point have to be protected to their end."""
+    times: dict[str, list[float]] = {side: [] for side in SIDES}
+    for number in range(rounds + 1):
+        for side in SIDES if number % 2 else reversed(SIDES):
+            if side == "rescue":
+                point(binary, symbol, value)
+                # The first calls find memory that is not known yet
+                sample()
+            took = sample()
+            if side == "rescue":
+                counted = counts()
+                output(RESCUECTL, "remove", NAME)
+                lost = {key: n for key, n in counted.items() if re.match("given_up|refused|died", key) and n}
+                if not counted["left"] or sum(lost.values()) * 100 > counted["entered"]:
+                    sys.exit(f"bench: {case}: scopes that do not protect: {counted}")
+            if number:
+                times[side].append(took)
+    for side in SIDES:
+        low, *_, high = statistics.quantiles(times[side], n=10)
+        print(f"bench\t{case}\t{side}\t{statistics.median(times[side]):.3f}\t{low:.3f}\t{high:.3f}\t{rounds}", flush=True)
+    print(f"# {case}: {counted}", flush=True)
+
+
+def apache(place: Path, rounds: int) -> None:
+    server = Server(place)
+    for size in (16, 32, 64, 128):
+        (server.files / str(size)).write_bytes(b"x" * (size << 10))
+
+        def sample() -> float:
+            said = output("ab", "-q", "-n", 200, f"http://127.0.0.1:{PORT}/{size}")
+            assert re.search(r"Complete requests: +200\n", said) and re.search(r"Failed requests: +0\n", said), said
+            taken = re.search(r"Time taken for tests: +([\d.]+) seconds", said)
+            assert taken, said
+            return float(taken[1]) * 1e9 / 200
+
+        # Everything about a request but what answers it: what is wrong with it shows there
+        compare(f"apache {size} KB", rounds, sample, HTTPD, "ap_process_request_internal", 500)
+    server.stop()
+
+
+def mariadb(place: Path, rounds: int) -> None:
+    server = Database(place)
+    server.prepare()
+    for threads in (1, 4):
+        def sample() -> float:
+            said = output(*server.selects(f"--threads={threads}", "--events=1000", "--time=0", "run"))
+            taken = re.search(r"total time: +([\d.]+)s", said)
+            assert taken, said
+            return float(taken[1]) * 1e9 / 1000
+
+        compare(f"mariadb {threads} connection{'s' * (threads > 1)}", rounds, sample, MARIADB, "_ZN4JOIN8optimizeEv", 1)
+    server.stop()
+
+
+PARTS = {"apache": apache, "mariadb": mariadb}
+
+
+def main() -> None:
+    rounds, *parts = sys.argv[1:]
+    for part in parts or PARTS:
+        with tempfile.TemporaryDirectory(prefix="bench-") as place:
+            PARTS[part](Path(place), int(rounds))
+
+
+main()
