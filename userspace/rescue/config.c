@@ -70,8 +70,17 @@ bool interval_parse(const char *text, uint32_t *interval_ms)
 
 bool output_parse(const char *text, uint32_t *output)
 {
-	*output = strcmp(text, "cork") ? RESCUE_GIVE_UP : RESCUE_CORK;
-	return *output == RESCUE_CORK || !strcmp(text, "give-up");
+	static const char *const names[] = {
+		[RESCUE_GIVE_UP] = "give-up",
+		[RESCUE_CORK] = "cork",
+		[RESCUE_CASCADE] = "cascade",
+	};
+
+	for (*output = 0; *output < sizeof(names) / sizeof(*names); ++*output) {
+		if (!strcmp(text, names[*output]))
+			return true;
+	}
+	return false;
 }
 
 bool name_valid(const char *name)
@@ -118,7 +127,7 @@ static int option(struct parser *p, struct point *point, const char *name, const
 		       wrong(p, p->line, "interval = %s: not a time from 1ms to 49d (ms, s, m, h, d)", value);
 	if (!strcmp(name, "output"))
 		return output_parse(value, &point->output) ? 1 :
-		       wrong(p, p->line, "output = %s: neither give-up nor cork", value);
+		       wrong(p, p->line, "output = %s: not give-up, cork or cascade", value);
 	return wrong(p, p->line, "there is no option %s", name);
 }
 

@@ -25,13 +25,14 @@ static int usage(FILE *to, int status)
 {
 	fputs("usage: rescuectl COMMAND\n\n"
 	      "  add BINARY SYMBOL --value N [--name NAME] [--burst N] [--interval TIME]\n"
-	      "      [--output give-up|cork]\n"
+	      "      [--output give-up|cork|cascade]\n"
 	      "                     SYMBOL returns N when it faults, in all processes that run BINARY\n"
 	      "  remove NAME...     takes points away; --all: each\n"
 	      "  list [--json]      the points there are, and what has become of their faults\n"
 	      "  load [PATH]        adds those of a file or a directory (" RESCUE_DIRECTORY ") that are not there\n"
 	      "  check [PATH]       says what is wrong with them, and changes nothing\n"
-	      "  show BINARY SYMBOL where a function begins, and where it is left\n", to);
+	      "  show BINARY SYMBOL where a function begins, and where it is left\n"
+	      "  cascade COMMAND... runs it; its TCP connections let peers undo what they have sent\n", to);
 	return status;
 }
 
@@ -316,6 +317,20 @@ static int add(int argc, char **argv, struct point *point)
 	return apply(point, true);
 }
 
+static int cascade(char **argv)
+{
+	if (rescue(RESCUE_SOCKETS, 1, 0)) {
+		if (errno == EINVAL || errno == EOPNOTSUPP)
+			fputs("rescuectl: this kernel has no peers that go back: boot a newer one of Perdure's\n", stderr);
+		else
+			complain("cascade");
+		return 1;
+	}
+	execvp(*argv, argv);
+	fprintf(stderr, "rescuectl: %s: %s\n", *argv, strerror(errno));
+	return 1;
+}
+
 int main(int argc, char **argv)
 {
 	static const struct option options[] = {
@@ -335,7 +350,8 @@ int main(int argc, char **argv)
 	const char *command;
 	int option;
 
-	while ((option = getopt_long(argc, argv, "", options, NULL)) != -1) {
+	/* Options of the command are its own */
+	while ((option = getopt_long(argc, argv, argc > 1 && !strcmp(argv[1], "cascade") ? "+" : "", options, NULL)) != -1) {
 		bool good = true;
 
 		switch (option) {
@@ -391,5 +407,7 @@ int main(int argc, char **argv)
 		return load(argc ? *argv : RESCUE_DIRECTORY, false);
 	if (!strcmp(command, "show") && argc == 2)
 		return show(argv[0], argv[1]);
+	if (!strcmp(command, "cascade") && argc)
+		return cascade(argv);
 	return usage(stderr, 2);
 }

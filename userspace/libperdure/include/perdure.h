@@ -73,6 +73,13 @@ PERDURE_API int perdure_rescue(int error);
 PERDURE_API int perdure_rescue_leave(void);
 
 /*
+ * The same, and what is sent on TCP connections with the option TCP_CASCADE (perdure/rescue.h) is undone at their peers, too. For all
+ * sockets that the process makes from now on, and its children: on is 1, or 0 for none.
+ */
+PERDURE_API int perdure_rescue_cascade(int error);
+PERDURE_API int perdure_rescue_sockets(int on);
+
+/*
  * Read up to rlen bytes and hold them in the kernel; release dlen bytes, from the oldest held one
  * on, those returned by this call included. After a restart, held bytes are read again.
  * Returns the number of bytes read, 0 at end of file.

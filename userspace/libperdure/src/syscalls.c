@@ -61,6 +61,16 @@ int perdure_rescue(int error)
 	return syscall(__NR_rescue, RESCUE_ENTER, (long)error, (size_t)0, 0);
 }
 
+int perdure_rescue_cascade(int error)
+{
+	return syscall(__NR_rescue, RESCUE_ENTER, (long)error, (size_t)0, RESCUE_CASCADE);
+}
+
+int perdure_rescue_sockets(int on)
+{
+	return syscall(__NR_rescue, RESCUE_SOCKETS, (long)on, (size_t)0, 0);
+}
+
 int perdure_rescue_leave(void)
 {
 	return syscall(__NR_rescue, RESCUE_LEAVE, 0L, (size_t)0, 0);

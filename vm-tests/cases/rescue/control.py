@@ -81,8 +81,22 @@ def said() -> None:
     for wrong in (("add", PROGRAM, "plain"), ("add", PROGRAM), ("add", PROGRAM, "plain", "--value", "x"), ("add", PROGRAM, "plain", "--value", ""),
                   ("add", PROGRAM, "plain", "--value", 1, "--burst", 0), ("add", PROGRAM, "plain", "--value", 1, "--interval", "3"),
                   ("add", PROGRAM, "plain", "--value", 1, "--output", "refuse"), (), ("what",),
-                  ("remove",), ("remove", "--all", "one"), ("list", "one"), ("add", PROGRAM, "plain", "--value", 1, "--name", "a b")):
+                  ("remove",), ("remove", "--all", "one"), ("list", "one"), ("cascade",), ("add", PROGRAM, "plain", "--value", 1, "--name", "a b")):
         ctl(*wrong, ok=2)
+
+
+def cascading() -> None:
+    """--output cascade, and a command whose sockets have it"""
+    ctl("add", PROGRAM, "plain", "--value", 1, "--output", "cascade")
+    try:
+        equal(point("plain")["output"], "cascade")
+    finally:
+        ctl("remove", "plain")
+    asked = "import socket; print(socket.socket().getsockopt(socket.IPPROTO_TCP, 501))"
+    equal(ctl("cascade", "python3", "-c", asked, user=65534), "1\n")
+    equal(ctl("cascade", "bash", "-c", f"python3 -c '{asked}' --all"), "1\n")
+    equal(subprocess.run([sys.executable, "-c", asked], stdout=subprocess.PIPE, text=True).stdout, "0\n")
+    assert "No such file" in ctl("cascade", "/nowhere", ok=1)
 
 
 def files() -> None:
@@ -153,4 +167,4 @@ def recorded() -> None:
     ctl("remove", "logged")
 
 
-main(shapes, said, files, whose, recorded)
+main(shapes, said, cascading, files, whose, recorded)

@@ -12,4 +12,4 @@ mkdir -p "$out/include/linux"
 cp "$tree/include/uapi/linux/rescue.h" "$out/include/linux/"
 make -s -C "$tree/tools/testing/selftests/rescue" OUTPUT="$out" KHDR_INCLUDES="-isystem $out/include" >&2
 
-exec "$out/rescue_test"
+"$out/$1" "${@:2}"

@@ -12,15 +12,19 @@
  * enum rescue_op - what rescue() does
  * @RESCUE_ENTER: Begins a scope. It returns 0; and again, with the negative error number that is
  *	its argument, when a fault in the scope has been undone. Within a scope it only counts.
+ *	Its flags are an &enum rescue_output.
  * @RESCUE_LEAVE: Ends the scope that began last: what was done in it stays.
  * @RESCUE_ADD: Adds a point: a function of a file, for all who run it; returns its number.
  * @RESCUE_REMOVE: Removes the point with that number.
+ * @RESCUE_SOCKETS: TCP sockets that the process makes from now on, or its children, have
+ *	%TCP_CASCADE (1) or not (0).
  */
 enum rescue_op {
 	RESCUE_ENTER,
 	RESCUE_LEAVE,
 	RESCUE_ADD,
 	RESCUE_REMOVE,
+	RESCUE_SOCKETS,
 };
 
 /**
@@ -29,11 +33,20 @@ enum rescue_op {
  * @RESCUE_CORK: On connected TCP and Unix stream sockets it waits until the function has returned,
  *	1 MiB at most; after a fault it is not sent. All other output is sent, as with
  *	%RESCUE_GIVE_UP, after what waits.
+ * @RESCUE_CASCADE: On TCP connections with %TCP_CASCADE it is sent, and marked: after a fault the
+ *	peer goes back to where it received it. All other output is as with %RESCUE_CORK.
  */
 enum rescue_output {
 	RESCUE_GIVE_UP,
 	RESCUE_CORK,
+	RESCUE_CASCADE,
 };
+
+/*
+ * TCP socket option, 1 or 0: what comes may be undone by the peer, which lets what is sent be
+ * undone. Set before connect() or listen(); afterwards it tells whether both ends have agreed.
+ */
+#define TCP_CASCADE		501
 
 #define RESCUE_NAME_MAX		128
 #define RESCUE_RETURNS_MAX	256
