@@ -17,7 +17,8 @@ OBJECTS = BUILD / "kernel" / "prefix"
 FRAGMENTS = ("vm.config", "features.config")
 
 # Files of the kernel that are ours alone, when they are there.
-OWN = ("kernel/zlr", "net/ipv4/tcp_hold.c", "net/ipv4/tcp_replica.c", "include/net/tcp_replica.h", "include/uapi/linux/tcp_replica.h", "include/linux/zlr.h", "include/uapi/linux/zlr.h",
+OWN = ("kernel/zlr", "net/ipv4/tcp_hold.c", "net/ipv4/tcp_replica.c", "include/net/tcp_replica.h", "include/uapi/linux/tcp_replica.h",
+       "net/ipv4/tcp_cascade.c", "include/net/tcp_cascade.h", "include/linux/zlr.h", "include/uapi/linux/zlr.h",
        "include/trace/events/zlr.h", "mm/touched_set.c", "fs/proc/touched_set.c", "include/linux/touched_set.h",
        "mm/hole_list.c", "mm/hole_list.h", "mm/lazy_loader.c", "include/linux/no_fault.h", "include/linux/lazy_loader.h",
        "include/uapi/linux/lazy_loader.h", "include/trace/events/lazy_loader.h",
