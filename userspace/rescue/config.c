@@ -9,6 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <unistd.h>
 #include <utlist.h>
 
 #include "config.h"
@@ -125,6 +126,9 @@ static int option(struct parser *p, struct point *point, const char *name, const
 	if (!strcmp(name, "interval"))
 		return interval_parse(value, &point->interval_ms) ? 1 :
 		       wrong(p, p->line, "interval = %s: not a time from 1ms to 49d (ms, s, m, h, d)", value);
+	if (!strcmp(name, "deadline"))
+		return interval_parse(value, &point->deadline_ms) ? 1 :
+		       wrong(p, p->line, "deadline = %s: not a time from 1ms to 49d (ms, s, m, h, d)", value);
 	if (!strcmp(name, "output"))
 		return output_parse(value, &point->output) ? 1 :
 		       wrong(p, p->line, "output = %s: not give-up, cork or cascade", value);
@@ -190,9 +194,9 @@ static int read_file(const char *path, struct point **points)
 			fclose(p.file);
 		return 1;
 	}
-	/* Who can write it changes what root's programs return */
-	if (st.st_uid || st.st_mode & 022) {
-		fprintf(stderr, "rescuectl: %s: others can change it: it must be root's, and writable for nobody else\n", path);
+	/* Who can write it changes what programs return */
+	if ((st.st_uid && st.st_uid != geteuid()) || st.st_mode & 022) {
+		fprintf(stderr, "rescuectl: %s: others can change it: it must be root's or yours, and writable for nobody else\n", path);
 		fclose(p.file);
 		return 1;
 	}

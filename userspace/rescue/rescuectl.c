@@ -25,8 +25,9 @@ static int usage(FILE *to, int status)
 {
 	fputs("usage: rescuectl COMMAND\n\n"
 	      "  add BINARY SYMBOL --value N [--name NAME] [--burst N] [--interval TIME]\n"
-	      "      [--output give-up|cork|cascade]\n"
-	      "                     SYMBOL returns N when it faults, in all processes that run BINARY\n"
+	      "      [--deadline TIME] [--output give-up|cork|cascade]\n"
+	      "                     SYMBOL returns N when it faults, in all processes that run BINARY; of a file\n"
+	      "                     of your own: in yours\n"
 	      "  remove NAME...     takes points away; --all: each\n"
 	      "  list [--json]      the points there are, and what has become of their faults\n"
 	      "  load [PATH]        adds those of a file or a directory (" RESCUE_DIRECTORY ") that are not there\n"
@@ -48,7 +49,9 @@ static int complain(const char *what)
 	if (errno == ENOSYS)
 		hint = ": this kernel has no rescue points: boot one of Perdure's";
 	else if (errno == EPERM || errno == EACCES)
-		hint = ": that is for root";
+		hint = ": that is for root; without it you add points to files of your own";
+	else if (errno == EDQUOT)
+		hint = ": you have as many points as a user can: remove some";
 	fprintf(stderr, "rescuectl: %s: %s%s\n", what, strerror(errno), hint);
 	return 1;
 }
@@ -157,8 +160,8 @@ static int list(bool json)
 		/* Scopes of programs' own, when there were any */
 		if (!number_of(point, "id") && !number_of(point, "entered"))
 			continue;
-		printf("%-32s %10lld %8lld %8lld %8lld %8lld  ", name_of(point), number_of(point, "entered"), number_of(point, "rescued"), sum_of(point, "given_up_"), sum_of(point, "refused_"),
-		       sum_of(point, "died_"));
+		printf("%-32s %10lld %8lld %8lld %8lld %8lld  ", name_of(point), number_of(point, "entered"), number_of(point, "rescued"),
+		       sum_of(point, "given_up_"), sum_of(point, "refused_"), sum_of(point, "died_"));
 		print_reasons(point, sum_of(point, "died_") ? "died_" : sum_of(point, "refused_") ? "refused_" : "given_up_");
 		putchar('\n');
 	}
@@ -173,7 +176,7 @@ static int apply(const struct point *point, bool add)
 {
 	int fd = open(point->binary, O_RDONLY | O_CLOEXEC);
 	struct rescue_point args = { .fd = fd, .value = point->value, .burst = point->burst,
-				     .interval_ms = point->interval_ms, .output = point->output };
+				     .interval_ms = point->interval_ms, .deadline_ms = point->deadline_ms, .output = point->output };
 	struct function function;
 	char error[ERROR_MAX];
 
@@ -338,6 +341,7 @@ int main(int argc, char **argv)
 		{ "name", required_argument, NULL, 'n' },
 		{ "burst", required_argument, NULL, 'b' },
 		{ "interval", required_argument, NULL, 'i' },
+		{ "deadline", required_argument, NULL, 'd' },
 		{ "output", required_argument, NULL, 'o' },
 		{ "json", no_argument, NULL, 'j' },
 		{ "all", no_argument, NULL, 'a' },
@@ -367,6 +371,9 @@ int main(int argc, char **argv)
 			break;
 		case 'i':
 			good = interval_parse(optarg, &point.interval_ms);
+			break;
+		case 'd':
+			good = interval_parse(optarg, &point.deadline_ms);
 			break;
 		case 'o':
 			good = output_parse(optarg, &point.output);

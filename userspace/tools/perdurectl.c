@@ -13,6 +13,7 @@
 #include <getopt.h>
 #include <limits.h>
 #include <poll.h>
+#include <signal.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -399,7 +400,10 @@ static void print_takeover(const struct pair *p, int n)
 /* Of a function that faulted */
 static void print_rescue(const struct pair *p, int n)
 {
-	printf("%s  rescue: %s ", signal_name(value_of(p, n, "signo")), value_of(p, n, "path"));
+	/* The kernel itself sends SIGABRT to a function that takes too long */
+	const bool late = atoi(value_of(p, n, "signo")) == SIGABRT && atoi(value_of(p, n, "code")) == SI_KERNEL;
+
+	printf("%s  rescue: %s ", late ? "deadline" : signal_name(value_of(p, n, "signo")), value_of(p, n, "path"));
 	if (!strcmp(value_of(p, n, "outcome"), "rescued"))
 		printf("returns an error, after %lld us\n", atoll(value_of(p, n, "restore_ns")) / 1000);
 	else

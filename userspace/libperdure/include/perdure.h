@@ -70,6 +70,8 @@ PERDURE_API int restartctl(unsigned int op, void *arg, size_t size);
  * -1, with errno set to error. Returns 0 at first. See perdure_rescue(2).
  */
 PERDURE_API int perdure_rescue(int error);
+/* So, too, when it is not over after so many milliseconds, for a function that may hang; 0: without a deadline */
+PERDURE_API int perdure_rescue_deadline(int error, unsigned int deadline_ms);
 PERDURE_API int perdure_rescue_leave(void);
 
 /*

@@ -59,7 +59,8 @@ def shapes() -> None:
 
 def said() -> None:
     """list, show and what is wrong with arguments"""
-    ctl("add", PROGRAM, "plain", "--value", "0x10", "--name", "one", "--burst", 2, "--interval", "1h", "--output", "cork")
+    ctl("add", PROGRAM, "plain", "--value", "0x10", "--name", "one", "--burst", 2, "--interval", "1h", "--output", "cork",
+        "--deadline", "1h")
     try:
         equal(program("fa"), (-signal.SIGFPE, []))
         text = ctl("list")
@@ -68,6 +69,7 @@ def said() -> None:
         assert line[6:] == ["budget", "1"], text
         p = point("one")
         equal((p["value"], p["burst"], p["interval_ms"], p["output"], p["died_budget"]), (16, 2, 3600000, "cork", 1))
+        equal((p["deadline_ms"], p["uid"]), (3600000, 0))
         assert "already" in ctl("add", PROGRAM, "plain", "--value", 1, "--name", "one", ok=1)
     finally:
         ctl("remove", "--all")
@@ -80,7 +82,7 @@ def said() -> None:
         assert why in ctl(*words, ok=1), words
     for wrong in (("add", PROGRAM, "plain"), ("add", PROGRAM), ("add", PROGRAM, "plain", "--value", "x"), ("add", PROGRAM, "plain", "--value", ""),
                   ("add", PROGRAM, "plain", "--value", 1, "--burst", 0), ("add", PROGRAM, "plain", "--value", 1, "--interval", "3"),
-                  ("add", PROGRAM, "plain", "--value", 1, "--output", "refuse"), (), ("what",),
+                  ("add", PROGRAM, "plain", "--value", 1, "--output", "refuse"), ("add", PROGRAM, "plain", "--value", 1, "--deadline", 0), (), ("what",),
                   ("remove",), ("remove", "--all", "one"), ("list", "one"), ("cascade",), ("add", PROGRAM, "plain", "--value", 1, "--name", "a b")):
         ctl(*wrong, ok=2)
 
@@ -104,7 +106,7 @@ def files() -> None:
     directory = PLACE / "rescue.d"
     directory.mkdir()
     (directory / "a.conf").write_text(f"# a comment\n[plain]\nbinary = {PROGRAM}\nsymbol = plain\nvalue = -7\nburst = 100\ninterval = 2s\n"
-                                      "output = cork\n")
+                                      "output = cork\ndeadline = 1m\n")
     (directory / "b.conf").write_text(f"[tail]\nbinary = {PROGRAM}\nsymbol = by_tail\nvalue = -8\n")
     (directory / "ignored.txt").write_text("what?\n")
     equal(ctl("check", directory), "2 right, 0 wrong\n")
@@ -115,11 +117,13 @@ def files() -> None:
     equal(point("plain")["rescued"], 2)
     equal((point("plain")["value"], point("plain")["interval_ms"], point("tail")["burst"]), (-7, 2000, 10))
     equal((point("plain")["output"], point("tail")["output"]), ("cork", "give-up"))
+    equal((point("plain")["deadline_ms"], point("tail")["deadline_ms"]), (60000, 0))
     ctl("remove", "--all")
     good = f"binary = {PROGRAM}\nsymbol = plain\nvalue = 1\n"
     for text, line, why in (("what\n", 1, "[NAME]"), ("value = 1\n", 1, "no section"), ("[a b]\n" + good, 2, "not a name"),
                             (f"[p]\n{good}colour = red\n", 5, "no option colour"), (f"[p]\n{good}burst = 0\n", 5, "burst = 0"),
                             (f"[p]\n{good}interval = soon\n", 5, "interval = soon"),
+                            (f"[p]\n{good}deadline = 0s\n", 5, "deadline = 0s"),
                             (f"[p]\n{good}output = none\n", 5, "output = none"), (f"[p]\n{good}value = 2\n", 5, "twice"),
                             ("[p]\nbinary = plain\n", 2, "begins with /"), ("[p]\nsymbol = x\nvalue = 1\n", 3, "no binary"),
                             (f"[p]\n{good}symbol = {'x' * 300}\n", 5, "longer")):
@@ -136,9 +140,27 @@ def files() -> None:
 
 
 def whose() -> None:
-    """Only root adds points and reads of them; a file that is replaced has none"""
-    for words in (("add", PROGRAM, "plain", "--value", 1), ("list",), ("remove", "--all")):
-        assert "for root" in ctl(*words, ok=1, user=65534), words
+    """Only root adds points to what is not his own; a file that is replaced has none"""
+    assert "for root" in ctl("add", PROGRAM, "plain", "--value", 1, ok=1, user=65534)
+    ctl("add", PROGRAM, "plain", "--value", 1, "--name", "roots")
+    equal(ctl("list", user=65534).count("\n"), 1)
+    assert "no point roots" in ctl("remove", "roots", ok=1, user=65534)
+    ctl("remove", "--all", user=65534)
+    equal(point("roots")["rescued"], 0)
+    PLACE.chmod(0o755)
+    own = PLACE / "own"
+    shutil.copy(PROGRAM, own)
+    os.chown(own, 65534, 65534)
+    conf = PLACE / "own.conf"
+    conf.write_text(f"[own]\nbinary = {own}\nsymbol = plain\nvalue = 1\n")
+    os.chown(conf, 65534, 65534)
+    equal(ctl("load", conf, user=65534), "1 added, 0 there before, 0 wrong\n")
+    equal(ctl("list", user=65534).split("\n")[1].split()[:2], ["own", "0"])
+    assert subprocess.run([own, "f"], stdout=subprocess.DEVNULL, user=65534).returncode == -signal.SIGABRT
+    equal((point("own")["uid"], point("own")["rescued"]), (65534, 3))
+    # Root's processes are not his
+    equal(program("f", path=own)[0], -signal.SIGFPE)
+    ctl("remove", "own", user=65534)
     copy = PLACE / "program"
     shutil.copy(PROGRAM, copy)
     ctl("add", copy, "plain", "--value", 5, "--name", "copy")
@@ -148,11 +170,11 @@ def whose() -> None:
     shutil.copy(PROGRAM, copy)
     equal(program("fa", path=copy)[0], -signal.SIGFPE)
     equal(point("copy")["rescued"], 3)
-    ctl("remove", "copy")
+    ctl("remove", "copy", "roots")
 
 
 def recorded() -> None:
-    """The log of verdicts has the faults, with their rung"""
+    """The log of verdicts has the faults, with their rung, and functions that took too long"""
     perdurectl = BUILD / "userspace/userspace/tools/perdurectl"
     ctl("add", PROGRAM, "plain", "--value", 1, "--name", "logged", "--burst", 1)
     equal(program("fa")[0], -signal.SIGFPE)
@@ -165,6 +187,12 @@ def recorded() -> None:
     said = subprocess.run([str(perdurectl), "log"], stdout=subprocess.PIPE, text=True).stdout
     assert "SIGFPE  rescue: logged returns an error" in said and "SIGFPE  rescue: logged could not be rescued: budget" in said, said[-500:]
     ctl("remove", "logged")
+    ctl("add", PROGRAM, "plain", "--value", 1, "--name", "late", "--deadline", "200ms")
+    equal(program("ha"), (0, [[1, 1, 11, 2]]))
+    equal(point("late")["rescued"], 3)
+    ctl("remove", "late")
+    said = subprocess.run([str(perdurectl), "log"], stdout=subprocess.PIPE, text=True).stdout
+    assert said.count("deadline  rescue: late returns an error") == 3, said[-500:]
 
 
 main(shapes, said, cascading, files, whose, recorded)

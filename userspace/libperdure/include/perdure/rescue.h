@@ -12,9 +12,11 @@
  * enum rescue_op - what rescue() does
  * @RESCUE_ENTER: Begins a scope. It returns 0; and again, with the negative error number that is
  *	its argument, when a fault in the scope has been undone. Within a scope it only counts.
- *	Its flags are an &enum rescue_output.
+ *	Its size argument is a deadline in milliseconds, or 0; its flags are an &enum
+ *	rescue_output.
  * @RESCUE_LEAVE: Ends the scope that began last: what was done in it stays.
- * @RESCUE_ADD: Adds a point: a function of a file, for all who run it; returns its number.
+ * @RESCUE_ADD: Adds a point: a function of a file, for all who run it; returns its number. Without
+ *	CAP_SYS_ADMIN: of a file of one's own, for processes of one's own.
  * @RESCUE_REMOVE: Removes the point with that number.
  * @RESCUE_SOCKETS: TCP sockets that the process makes from now on, or its children, have
  *	%TCP_CASCADE (1) or not (0).
@@ -51,6 +53,7 @@ enum rescue_output {
 #define RESCUE_NAME_MAX		128
 #define RESCUE_RETURNS_MAX	256
 #define RESCUE_BURST_MAX	1000000
+#define RESCUE_OWN_MAX		64	/* points of a user without CAP_SYS_ADMIN */
 
 /**
  * struct rescue_point - a function that returns an error when it faults
@@ -75,8 +78,11 @@ struct rescue_point {
 	__u32 interval_ms;
 	/** @output: What becomes of what it sends: &enum rescue_output. */
 	__u32 output;
-	/** @reserved: 0. */
-	__u32 reserved;
+	/**
+	 * @deadline_ms: A call that takes longer, in milliseconds, faults: with SIGABRT and the
+	 * code SI_KERNEL. 0: as long as it likes.
+	 */
+	__u32 deadline_ms;
 	/** @name: What it is called in /proc/rescue and in the log. */
 	char name[RESCUE_NAME_MAX];
 };
