@@ -156,7 +156,7 @@ def whose() -> None:
     os.chown(conf, 65534, 65534)
     equal(ctl("load", conf, user=65534), "1 added, 0 there before, 0 wrong\n")
     equal(ctl("list", user=65534).split("\n")[1].split()[:2], ["own", "0"])
-    assert subprocess.run([own, "f"], stdout=subprocess.DEVNULL, user=65534).returncode == -signal.SIGABRT
+    assert subprocess.run([own, "fa"], stdout=subprocess.DEVNULL, user=65534).returncode == -signal.SIGABRT
     equal((point("own")["uid"], point("own")["rescued"]), (65534, 3))
     # Root's processes are not his
     equal(program("f", path=own)[0], -signal.SIGFPE)
