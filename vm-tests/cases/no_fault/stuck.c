@@ -4,8 +4,10 @@
 #include "nbd.h"
 
 #include <linux/fs.h>
+#include <sys/syscall.h>
 
-#define N	256ul	/* pages of the image */
+#define N		256ul	/* pages of the image */
+#define CACHESTAT	451	/* the C library of Debian 12 has no name for it */
 
 static int image;
 
@@ -31,22 +33,32 @@ static char *missing(unsigned int chunk)
 	return p;
 }
 
-/* Nothing of the image stays in memory; what is still being read ahead cannot be dropped yet */
+/* struct cachestat_range and struct cachestat: the headers of Debian 12 lack them */
+struct range {
+	uint64_t off, len;
+};
+
+struct cached {
+	uint64_t cache, dirty, writeback, evicted, recently_evicted;
+};
+
+/*
+ * Nothing of the image stays in memory. What is still being read ahead cannot be dropped yet, and mincore() does not
+ * show it: cachestat() does.
+ */
 static void drop(void)
 {
-	unsigned char in[N];
-	void *p = mmap(NULL, N * PG, PROT_READ, MAP_SHARED, image, 0);
+	struct range all = { .len = N * PG };
+	struct cached now = { 0 };
 
-	T_ASSERT(p != MAP_FAILED);
 	for (int i = 0; i < 5000; i++) {
 		T_OK(posix_fadvise(image, 0, N * PG, POSIX_FADV_DONTNEED));
-		T_OK(mincore(p, N * PG, in));
-		if (!memchr(in, 1, N))
+		T_OK(syscall(CACHESTAT, image, &all, &now, 0));
+		if (!now.cache)
 			break;
 		t_sleep_ms(1);
 	}
-	T_EXPECT(!memchr(in, 1, N));
-	T_OK(munmap(p, N * PG));
+	T_EQ(now.cache, 0);
 }
 
 /* Waits until a process, or its thread, waits for a disk */
