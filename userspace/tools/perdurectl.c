@@ -402,8 +402,9 @@ static void print_rescue(const struct pair *p, int n)
 {
 	/* The kernel itself sends SIGABRT to a function that takes too long */
 	const bool late = atoi(value_of(p, n, "signo")) == SIGABRT && atoi(value_of(p, n, "code")) == SI_KERNEL;
+	const char *fault = late ? "deadline" : signal_name(value_of(p, n, "signo"));
 
-	printf("%s  rescue: %s ", late ? "deadline" : signal_name(value_of(p, n, "signo")), value_of(p, n, "path"));
+	printf("%s  rescue: %s ", strcmp(value_of(p, n, "cause"), "injected") ? fault : "injected", value_of(p, n, "path"));
 	if (!strcmp(value_of(p, n, "outcome"), "rescued"))
 		printf("returns an error, after %lld us\n", atoll(value_of(p, n, "restore_ns")) / 1000);
 	else

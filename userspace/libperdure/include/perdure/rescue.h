@@ -83,10 +83,17 @@ struct rescue_point {
 	 * code SI_KERNEL. 0: as long as it likes.
 	 */
 	__u32 deadline_ms;
+	/**
+	 * @inject: Every so manieth return of it faults on purpose, to test what becomes of that.
+	 * 0: none.
+	 */
+	__u32 inject;
+	/** @reserved: 0. */
+	__u32 reserved;
 	/** @name: What it is called in /proc/rescue and in the log. */
 	char name[RESCUE_NAME_MAX];
 };
 
-#define RESCUE_POINT_SIZE_VER0	176
+#define RESCUE_POINT_SIZE_VER0	184
 
 #endif /* _LINUX_RESCUE_H */
