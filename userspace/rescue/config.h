@@ -17,7 +17,7 @@ struct point {
 	char *binary, *symbol, *build_id;
 	int64_t value;
 	bool has_value;
-	uint32_t burst, interval_ms, deadline_ms, output;
+	uint32_t burst, interval_ms, deadline_ms, output, inject;
 	struct point *next;
 };
 

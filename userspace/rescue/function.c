@@ -190,32 +190,97 @@ static int read_code(struct finder *f, const uint8_t *code)
 	return error;
 }
 
+/* The file itself; 0 or -1 */
+static int open_file(struct finder *f, int fd)
+{
+	GElf_Ehdr header;
+
+	elf_version(EV_CURRENT);
+	f->elf = elf_begin(fd, ELF_C_READ_MMAP, NULL);
+	if (!f->elf || elf_kind(f->elf) != ELF_K_ELF || !gelf_getehdr(f->elf, &header))
+		return wrong(f, "not a program or a library");
+	if (header.e_machine != EM_X86_64 || gelf_getclass(f->elf) != ELFCLASS64)
+		return wrong(f, "not a program of x86-64");
+	return 0;
+}
+
+/* What is left when the symbol is known; NULL, or its code, to be freed */
+static uint8_t *find_code(struct finder *f, int fd)
+{
+	struct function *function = f->function;
+	uint8_t *code;
+
+	if (find_offset(f))
+		return NULL;
+	if (!function->size) {
+		wrong(f, "the size of %s is not known", f->symbol);
+		return NULL;
+	}
+	code = malloc(function->size);
+	if (!code || pread(fd, code, function->size, function->start) != (ssize_t)function->size) {
+		wrong(f, "%s cannot be read", f->symbol);
+	} else if (!read_code(f, code)) {
+		return code;
+	}
+	free(code);
+	return NULL;
+}
+
 int function_find(int fd, const char *path, const char *symbol, struct function *function, char *error, size_t size)
 {
 	struct finder f = { .path = path, .symbol = symbol, .function = function, .error = error, .size = size };
 	uint8_t *code = NULL;
-	GElf_Ehdr header;
-	int ret;
+	bool found;
 
 	memset(function, 0, sizeof(*function));
-	elf_version(EV_CURRENT);
-	f.elf = elf_begin(fd, ELF_C_READ_MMAP, NULL);
-	if (!f.elf || elf_kind(f.elf) != ELF_K_ELF || !gelf_getehdr(f.elf, &header))
-		ret = wrong(&f, "not a program or a library");
-	else if (header.e_machine != EM_X86_64 || gelf_getclass(f.elf) != ELFCLASS64)
-		ret = wrong(&f, "not a program of x86-64");
-	else
-		ret = find_symbol(&f) ?: find_offset(&f);
-	if (!ret && !function->size)
-		ret = wrong(&f, "the size of %s is not known", symbol);
-	if (!ret) {
-		code = malloc(function->size);
-		if (!code || pread(fd, code, function->size, function->start) != (ssize_t)function->size)
-			ret = wrong(&f, "%s cannot be read", symbol);
-		else
-			ret = read_code(&f, code);
-	}
+	if (!open_file(&f, fd) && !find_symbol(&f))
+		code = find_code(&f, fd);
+	found = code;
+	elf_end(f.elf);
 	free(code);
+	return found ? 0 : -1;
+}
+
+static void each_symbol(struct finder *f, int fd, Elf_Scn *section, const GElf_Shdr *header, function_visit *visit, void *arg)
+{
+	Elf_Data *data = elf_getdata(section, NULL);
+	GElf_Sym symbol;
+
+	for (int i = 0; data && header->sh_entsize && i < (int)(header->sh_size / header->sh_entsize); i++) {
+		uint8_t *code;
+
+		if (!gelf_getsym(data, i, &symbol) || GELF_ST_TYPE(symbol.st_info) != STT_FUNC || symbol.st_shndx == SHN_UNDEF)
+			continue;
+		memset(f->function, 0, sizeof(*f->function));
+		f->symbol = elf_strptr(f->elf, header->sh_link, symbol.st_name);
+		f->address = symbol.st_value;
+		f->function->size = symbol.st_size;
+		code = f->symbol ? find_code(f, fd) : NULL;
+		if (code)
+			visit(f->symbol, f->function, code, arg);
+		free(code);
+	}
+}
+
+int function_each(int fd, const char *path, function_visit *visit, void *arg, char *error, size_t size)
+{
+	struct function function;
+	struct finder f = { .path = path, .function = &function, .error = error, .size = size };
+	Elf_Scn *section = NULL, *table = NULL;
+	GElf_Shdr header, best = { };
+	int ret = open_file(&f, fd);
+
+	while (!ret && (section = elf_nextscn(f.elf, section))) {
+		if (!gelf_getshdr(section, &header) || (header.sh_type != SHT_SYMTAB && (header.sh_type != SHT_DYNSYM || table)))
+			continue;
+		/* What is exported is in both */
+		table = section;
+		best = header;
+	}
+	if (!ret && !table)
+		ret = wrong(&f, "no symbols");
+	if (!ret)
+		each_symbol(&f, fd, table, &best, visit, arg);
 	elf_end(f.elf);
 	return ret;
 }

@@ -20,7 +20,15 @@ struct function {
 	char build_id[FUNCTION_BUILD_ID + 1];	/* empty: it has none */
 };
 
+#define FUNCTION_ERROR		1024	/* bytes of what is wrong */
+
 /* 0, or -1: @error says what is wrong and what to do */
 int function_find(int fd, const char *path, const char *symbol, struct function *function, char *error, size_t size);
+
+/* Visits each one that a point can be set at */
+typedef void function_visit(const char *symbol, const struct function *function, const uint8_t *code, void *arg);
+
+/* 0, or -1 and @error */
+int function_each(int fd, const char *path, function_visit *visit, void *arg, char *error, size_t size);
 
 #endif

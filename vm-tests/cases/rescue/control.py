@@ -13,9 +13,10 @@ import tempfile
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "harness"))
-from points import BUILD, equal, main  # noqa: E402
+from points import BUILD, equal, main, run  # noqa: E402
 
 RESCUECTL = BUILD / "userspace/userspace/rescue/rescuectl"
+COMPLETION = Path(os.environ["PERDURE_TOP"]) / "userspace/rescue/rescuectl.bash"
 PROGRAM = BUILD / "userspace/vm-tests/cases/rescue/rescue-functions"
 scratch = tempfile.TemporaryDirectory(prefix="rescue-")
 PLACE = Path(scratch.name)
@@ -173,6 +174,87 @@ def whose() -> None:
     ctl("remove", "copy", "roots")
 
 
+def tried() -> None:
+    """test: each N-th return faults in a copy, as any user; what comes of it is said, and nothing is left"""
+    before = ctl("list")
+    text = ctl("test", PROGRAM, "plain", "--value", -1, "--", PROGRAM, "na", "nb")
+    assert "-1 -1 9 2\n-1 -1 -20 2\n" in text and "6 calls, 6 faults on purpose, 6 faults undone: it returned -1\n" in text, text
+    assert "ended with status 0" in text, text
+    text = ctl("test", PROGRAM, "plain", "--value", -1, "--inject", 3, "--", PROGRAM, "na", "nb", user=65534)
+    assert "1 1 9 2\n1 1 -20 2\n" in text and "6 calls, 2 faults on purpose, 2 faults undone" in text, text
+    # A program that finds it by its path, and one that is started by another one
+    text = ctl("test", PROGRAM, "plain", "--value", 5, "--", "sh", "-c", f"{PROGRAM} na; exec {PROGRAM} na")
+    assert text.count("5 5 15 2\n") == 2 and "6 faults undone" in text, text
+    # Faults that are not undone; none at all; what the command says
+    text = ctl("test", PROGRAM, "prints", "--value", -1, "--", PROGRAM, "s3", ok=1)
+    assert "s3\n" in text and "1 faults were not undone: output 1" in text and "died: SIGSEGV" in text, text
+    text = ctl("test", PROGRAM, "plain", "--value", -1, "--inject", 7, "--", PROGRAM, "na", "nb", ok=1)
+    assert "no fault: plain has not returned 7 times" in text, text
+    assert "no call of plain: does the command run" in ctl("test", PROGRAM, "plain", "--value", -1, "--", "true", ok=1)
+    text = ctl("test", PROGRAM, "plain", "--value", -1, "--", "sh", "-c", f"{PROGRAM} na; exit 3", ok=1)
+    assert "3 faults undone" in text and "sh ended with status 3" in text, text
+    # One that comes by itself, beyond the burst
+    text = ctl("test", PROGRAM, "plain", "--value", -1, "--inject", 100, "--burst", 1, "--", PROGRAM, "fa", ok=1)
+    assert "1 faults were not undone: budget 1" in text and "died: SIGFPE" in text, text
+    for words, why in ((("test", PROGRAM, "none", "--value", 1, "--", "true"), "no function none"), (("test", "/nowhere", "x", "--value", 1, "--", "true"), "No such"),
+                       (("test", PROGRAM, "plain", "--value", 1, "--", "/nowhere"), "No such file"), (("suggest", "/etc/passwd"), "not a program")):
+        assert why in ctl(*words, ok=1), words
+    for words in (("test", PROGRAM, "plain", "--value", 1), ("test", PROGRAM, "plain", "--", "true"), ("suggest",),
+                  ("test", PROGRAM, "plain", "--value", 1, "--inject", 0, "--", "true")):
+        ctl(*words, ok=2)
+    # It ends by what ends it, and takes everything away
+    with subprocess.Popen([RESCUECTL, "test", PROGRAM, "plain", "--value", "1", "--", PROGRAM], stdout=subprocess.PIPE, text=True) as process:
+        while "plain" not in ctl("list"):
+            assert process.poll() is None
+        process.send_signal(signal.SIGTERM)
+        assert "died: SIGTERM" in process.communicate(timeout=30)[0]
+    equal(ctl("list"), before)
+    equal([name for name in os.listdir("/tmp") if name.startswith("rescue-") and Path("/tmp", name) != PLACE], [])
+    # In place, as root
+    ctl("add", PROGRAM, "plain", "--value", 9, "--inject", 2, "--burst", 1)
+    equal(program("na")[1], [[1, 9, 11, 2]])
+    equal((point("plain")["inject"], point("plain")["injected"], point("plain")["rescued"]), (2, 1, 1))
+    said = subprocess.run([BUILD / "userspace/userspace/tools/perdurectl", "log"], stdout=subprocess.PIPE, text=True).stdout
+    assert "injected  rescue: plain returns an error" in said.splitlines()[-1], said[-300:]
+    ctl("remove", "plain")
+
+
+def suggested() -> None:
+    """suggest: functions that return an error, by their code and debug information; and those of a run that can be undone"""
+    rows = {line.split()[0]: line.split()[1:] for line in ctl("suggest", PROGRAM).splitlines()[1:]}
+    equal({name: (value[0], value[3]) for name, value in rows.items()},
+          {"number": ("-7", "number"), "second": ("0", "pointer"), "prints": ("-8", "number")})
+    text = ctl("suggest", PROGRAM, "--", PROGRAM, "s3", "s4", user=65534)
+    assert "run 1 ended with status 0: 1 functions do what cannot be undone; once more" in text and "run 2 ended" in text, text
+    rows = {line.split()[0]: line.split()[1:4] for line in text.splitlines() if line.split()[:1] in (["number"], ["second"], ["prints"])}
+    # From main() and by prints()
+    equal(rows, {"number": ["-7", "4", "0"], "second": ["0", "4", "0"], "prints": ["-8", "2", "2"]})
+    assert f"rescuectl test {PROGRAM} number --value -7" in text and "output 2" in text, text
+    stripped = PLACE / "stripped"
+    run("strip", "-g", "-o", stripped, PROGRAM)
+    text = ctl("suggest", stripped)
+    assert "no debug information" in text and "prints" in text and "second" not in text, text
+    run("strip", stripped)
+    assert "none of its functions" in ctl("suggest", stripped)
+    assert "None of the 3 functions that return an error was called" in ctl("suggest", PROGRAM, "--", "true")
+    equal(ctl("list").count("\n"), 1)
+
+
+def completed() -> None:
+    """bash offers commands, options, functions and points"""
+    ctl("add", PROGRAM, "plain", "--value", 1)
+    for words, want in ((["sug"], ["suggest"]), (["add", "--de"], ["--deadline"]), (["add", "x", "y", "--output", "ca"], ["cascade"]),
+                        (["add", "/etc/passw"], ["/etc/passwd", "/etc/passwd-"]), (["test", str(PROGRAM), "se"], ["second"]),
+                        (["test", str(PROGRAM), "second", "--value", "0", "--", "rescuec"], ["rescuectl"]), (["remove", "p"], ["plain"]),
+                        (["add", "x", "y", "--value", ""], []), (["list", "-"], ["--json"]), (["cascade", "/etc/passwd-"], ["/etc/passwd-"])):
+        line = " ".join(f"'{w}'" for w in ["rescuectl", *words])
+        done = subprocess.run(["bash", "-c", f'. "{COMPLETION}"; COMP_WORDS=({line}); COMP_CWORD={len(words)}; _rescuectl; '
+                               'printf "%s\\n" "${COMPREPLY[@]}"'], capture_output=True, text=True,
+                              env={**os.environ, "PATH": f"{RESCUECTL.parent}:{os.environ['PATH']}"})
+        equal((words, sorted(filter(None, done.stdout.splitlines())), done.stderr), (words, want, ""))
+    ctl("remove", "plain")
+
+
 def recorded() -> None:
     """The log of verdicts has the faults, with their rung, and functions that took too long"""
     perdurectl = BUILD / "userspace/userspace/tools/perdurectl"
@@ -195,4 +277,4 @@ def recorded() -> None:
     assert said.count("deadline  rescue: late returns an error") == 3, said[-500:]
 
 
-main(shapes, said, cascading, files, whose, recorded)
+main(shapes, said, cascading, files, whose, tried, suggested, completed, recorded)

@@ -51,9 +51,43 @@ EXPORT void never(void)
 		__asm__ volatile("pause");
 }
 
+/* ---- For rescuectl suggest: these return an error on some path */
+
+EXPORT int number(const char *how)
+{
+	return how[1] < '0' || how[1] > '9' ? -7 : how[1] - '0';
+}
+
+EXPORT char *second(const char *how)
+{
+	if (!*how || !how[1])
+		return NULL;
+	return strdup(how + 1);
+}
+
+/* What it has printed is not undone */
+EXPORT int prints(const char *how)
+{
+	const int n = number(how);
+
+	if (n < 0 || puts(how) < 0 || fflush(stdout))
+		return -8;
+	return n + second(how)[0];
+}
+
+/* What it returns is no error */
+EXPORT double half(const char *how)
+{
+	return *how == 's' ? -1 : number(how) / 2;
+}
+
 int main(int argc, char **argv)
 {
 	for (int i = 1; i < argc; i++) {
+		if (*argv[i] == 's') {
+			printf("# %d %s %d %f\n", number(argv[i]), second(argv[i]), prints(argv[i]), half(argv[i]));
+			continue;
+		}
 		const long a = plain(argv[i]), b = by_tail(argv[i]), c = by_switch(argv[i]), d = with_cold(argv[i]);
 
 		printf("%ld %ld %ld %ld\n", a, b, c, d);

@@ -1,0 +1,174 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include "points.h"
+
+#ifndef __NR_rescue
+#define __NR_rescue 507
+#endif
+
+
+int complain(const char *what)
+{
+	const char *hint = "";
+
+	if (errno == ENOSYS)
+		hint = ": this kernel has no rescue points: boot one of Perdure's";
+	else if (errno == EPERM || errno == EACCES)
+		hint = ": that is for root; without it you add points to files of your own";
+	else if (errno == EDQUOT)
+		hint = ": you have as many points as a user can: remove some";
+	fprintf(stderr, "rescuectl: %s: %s%s\n", what, strerror(errno), hint);
+	return 1;
+}
+
+long rescue(unsigned int op, unsigned long arg, size_t size)
+{
+	return syscall(__NR_rescue, op, arg, size, 0);
+}
+
+json_t *points_read(void)
+{
+	FILE *file = fopen(POINTS_FILE, "re");
+	char *line = NULL, *save, *word;
+	json_t *points;
+	size_t size = 0;
+
+	if (!file) {
+		if (errno == ENOENT)
+			errno = ENOSYS;
+		return NULL;
+	}
+	points = json_array();
+	while (getline(&line, &size, file) > 0) {
+		json_t *point = json_object();
+
+		for (word = strtok_r(line, " \n", &save); word; word = strtok_r(NULL, " \n", &save)) {
+			char *value = strchr(word, '='), *end;
+			long long number;
+
+			if (!value)
+				continue;
+			*value++ = 0;
+			number = strtoll(value, &end, 10);
+			json_object_set_new(point, word, *value && !*end && strcmp(word, "name") ? json_integer(number) : json_string(value));
+		}
+		json_array_append_new(points, point);
+	}
+	free(line);
+	fclose(file);
+	return points;
+}
+
+long long point_number(const json_t *point, const char *key)
+{
+	return json_integer_value(json_object_get(point, key));
+}
+
+const char *point_name(const json_t *point)
+{
+	return json_string_value(json_object_get(point, "name"));
+}
+
+long long points_find(json_t *points, const char *name)
+{
+	json_t *point;
+	size_t i;
+
+	json_array_foreach(points, i, point) {
+		if (point_number(point, "id") && !strcmp(point_name(point), name))
+			return point_number(point, "id");
+	}
+	return 0;
+}
+
+json_t *points_get(json_t *points, long long id)
+{
+	json_t *point;
+	size_t i;
+
+	json_array_foreach(points, i, point) {
+		if (point_number(point, "id") == id)
+			return point;
+	}
+	return NULL;
+}
+
+long long point_sum(json_t *point, const char *prefix)
+{
+	long long sum = 0;
+	const char *key;
+	json_t *value;
+
+	json_object_foreach(point, key, value) {
+		if (!strncmp(key, prefix, strlen(prefix)))
+			sum += json_integer_value(value);
+	}
+	return sum;
+}
+
+void point_reasons(FILE *to, json_t *point, const char *prefix)
+{
+	const char *key, *separator = "";
+	json_t *value;
+
+	json_object_foreach(point, key, value) {
+		if (strncmp(key, prefix, strlen(prefix)))
+			continue;
+		fprintf(to, "%s%s %lld", separator, key + strlen(prefix), (long long)json_integer_value(value));
+		separator = ", ";
+	}
+}
+
+long long point_add(const struct point *point, int fd, const struct function *function)
+{
+	struct rescue_point args = {
+		.fd = fd,
+		.nr_returns = function->nr_returns,
+		.entry = function->entry,
+		.returns = (uintptr_t)function->returns,
+		.value = point->value,
+		.burst = point->burst,
+		.interval_ms = point->interval_ms,
+		.output = point->output,
+		.deadline_ms = point->deadline_ms,
+		.inject = point->inject,
+	};
+
+	strcpy(args.name, point->name);
+	return rescue(RESCUE_ADD, (unsigned long)&args, sizeof(args));
+}
+
+int point_apply(const struct point *point, bool add)
+{
+	int fd = open(point->binary, O_RDONLY | O_CLOEXEC);
+	struct function function;
+	char error[FUNCTION_ERROR];
+	int status = 0;
+
+	if (fd < 0)
+		return complain(point->binary);
+	if (function_find(fd, point->binary, point->symbol, &function, error, sizeof(error))) {
+		fprintf(stderr, "rescuectl: %s\n", error);
+		status = 1;
+	} else if (point->build_id && strncmp(point->build_id, function.build_id, FUNCTION_BUILD_ID)) {
+		fprintf(stderr, "rescuectl: %s: its build ID is %s, not %s: look whether the point is right for it, and change build_id\n",
+			point->binary, *function.build_id ? function.build_id : "missing", point->build_id);
+		status = 1;
+	} else if (add && point_add(point, fd, &function) < 0) {
+		status = complain(point->name);
+	}
+	close(fd);
+	return status;
+}
+
+int point_remove(long long id, const char *name)
+{
+	return rescue(RESCUE_REMOVE, id, 0) ? complain(name) : 0;
+}

@@ -1,0 +1,306 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+#include <errno.h>
+#include <fcntl.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "points.h"
+#include "returned.h"
+#include "test.h"
+#include "trial.h"
+
+#define POINTS_MAX	1000	/* in one run */
+#define RUNS_MAX	5
+
+struct candidate {
+	char *symbol;
+	struct function function;
+	enum returned_type type;
+	int64_t value;
+	unsigned int places;
+	long long id;		/* of its point in this run; 0: none */
+	bool out;		/* it has done what cannot be undone */
+	json_t *counts;		/* of its last run with calls, or NULL */
+};
+
+struct candidates {
+	struct candidate **all;
+	size_t nr, size;
+	const struct returned_types *types;
+	bool failed;
+};
+
+static void consider(const char *symbol, const struct function *function, const uint8_t *code, void *arg)
+{
+	/* What is around all others */
+	static const char *const none[] = { "main", "_start", "_init", "_fini", "deregister_tm_clones", "register_tm_clones", "frame_dummy" };
+	struct candidates *candidates = arg;
+	const enum returned_type type = returned_type(candidates->types, symbol);
+	struct candidate *candidate;
+	unsigned int places;
+	int64_t value;
+
+	for (size_t i = 0; i < sizeof(none) / sizeof(*none); i++) {
+		if (!strcmp(symbol, none[i]))
+			return;
+	}
+	/* A name of a point */
+	if (strlen(symbol) >= RESCUE_NAME_MAX || !returned_error(function, code, type, &value, &places))
+		return;
+	if (candidates->nr == candidates->size) {
+		const size_t more = candidates->size ? 2 * candidates->size : 64;
+		struct candidate **all = reallocarray(candidates->all, more, sizeof(*all));
+
+		if (!all) {
+			candidates->failed = true;
+			return;
+		}
+		candidates->all = all;
+		candidates->size = more;
+	}
+	candidate = calloc(1, sizeof(*candidate));
+	if (!candidate || !(candidate->symbol = strdup(symbol))) {
+		free(candidate);
+		candidates->failed = true;
+		return;
+	}
+	candidate->function = *function;
+	candidate->type = type;
+	candidate->value = value;
+	candidate->places = places;
+	candidates->all[candidates->nr++] = candidate;
+}
+
+static void candidate_free(struct candidate *candidate)
+{
+	json_decref(candidate->counts);
+	free(candidate->symbol);
+	free(candidate);
+}
+
+static int by_symbol(const void *a, const void *b)
+{
+	return strcmp((*(struct candidate *const *)a)->symbol, (*(struct candidate *const *)b)->symbol);
+}
+
+/* A point could not be set by a name that two functions have */
+static void drop_twins(struct candidates *candidates)
+{
+	size_t nr = 0;
+
+	qsort(candidates->all, candidates->nr, sizeof(*candidates->all), by_symbol);
+	for (size_t i = 0, next; i < candidates->nr; i = next) {
+		for (next = i + 1; next < candidates->nr && !by_symbol(&candidates->all[i], &candidates->all[next]); next++)
+			candidate_free(candidates->all[next]);
+		if (next == i + 1)
+			candidates->all[nr++] = candidates->all[i];
+		else
+			candidate_free(candidates->all[i]);
+	}
+	candidates->nr = nr;
+}
+
+static long long calls_of(const struct candidate *candidate)
+{
+	return candidate->counts ? point_number(candidate->counts, "entered") + point_sum(candidate->counts, "refused_") : 0;
+}
+
+static int by_use(const void *a, const void *b)
+{
+	const struct candidate *one = *(struct candidate *const *)a, *other = *(struct candidate *const *)b;
+
+	if (one->out != other->out)
+		return one->out - other->out;
+	if (calls_of(one) != calls_of(other))
+		return calls_of(one) < calls_of(other) ? 1 : -1;
+	return strcmp(one->symbol, other->symbol);
+}
+
+/* ---- Runs */
+
+/* The points of a run; false: what is wrong has been said */
+static bool add_points(struct candidates *candidates, int fd)
+{
+	size_t nr = 0;
+
+	for (size_t i = 0; i < candidates->nr; i++) {
+		struct candidate *candidate = candidates->all[i];
+		struct point point = { .burst = RESCUE_BURST_MAX, .interval_ms = 1, .value = candidate->value };
+
+		candidate->id = 0;
+		if (candidate->out)
+			continue;
+		if (nr < POINTS_MAX) {
+			strcpy(point.name, candidate->symbol);
+			candidate->id = point_add(&point, fd, &candidate->function);
+		}
+		/* A user has a few of them */
+		if (nr && (candidate->id < 0 ? errno == EDQUOT : !candidate->id)) {
+			candidate->id = 0;
+			fprintf(stderr, "rescuectl: only the first %zu functions are looked at\n", nr);
+			break;
+		}
+		/* An instruction that cannot have a breakpoint is no reason to stop */
+		if (candidate->id < 0 && errno != EINVAL && errno != EOPNOTSUPP)
+			return complain(candidate->symbol), false;
+		if (candidate->id < 0)
+			candidate->out = true;
+		else
+			nr++;
+	}
+	return true;
+}
+
+static void remove_points(struct candidates *candidates)
+{
+	for (size_t i = 0; i < candidates->nr; i++) {
+		if (candidates->all[i]->id > 0)
+			point_remove(candidates->all[i]->id, candidates->all[i]->symbol);
+		candidates->all[i]->id = 0;
+	}
+}
+
+/* How many have turned out to do what cannot be undone */
+static unsigned int look(struct candidates *candidates)
+{
+	json_t *points = points_read();
+	unsigned int out = 0;
+
+	for (size_t i = 0; i < candidates->nr; i++) {
+		struct candidate *candidate = candidates->all[i];
+		json_t *counts = candidate->id > 0 ? points_get(points, candidate->id) : NULL;
+
+		if (!counts || point_number(counts, "entered") + point_sum(counts, "refused_") == 0)
+			continue;
+		json_decref(candidate->counts);
+		candidate->counts = json_incref(counts);
+		candidate->out = point_sum(counts, "given_up_") + point_sum(counts, "refused_") > 0;
+		out += candidate->out;
+	}
+	json_decref(points);
+	return out;
+}
+
+static void progress(void *arg)
+{
+	fprintf(stderr, "rescuectl: run %u ...\n", *(unsigned int *)arg);
+}
+
+/* What is called within a scope is a part of it: those that are out are taken away, and it runs again. */
+static bool run_all(struct candidates *candidates, const struct trial *trial, char *const *argv)
+{
+	bool good = true;
+	unsigned int out = 1;
+
+	for (unsigned int run = 1; good && out && run <= RUNS_MAX; run++) {
+		good = add_points(candidates, trial->fd);
+		if (good) {
+			const int ending = trial_run(trial, argv, progress, &run);
+
+			good = ending >= 0;
+			out = look(candidates);
+			if (good)
+				fprintf(stderr, "rescuectl: run %u ended with status %d: %u functions do what cannot be undone%s\n", run, ending,
+					out, out && run < RUNS_MAX ? "; once more without these" : "");
+		}
+		remove_points(candidates);
+	}
+	return good;
+}
+
+/* ---- What comes of it */
+
+static const char *type_name(enum returned_type type)
+{
+	return type == RETURNS_NUMBER ? "number" : type == RETURNS_POINTER ? "pointer" : "unknown";
+}
+
+static void print_static(const struct candidates *candidates)
+{
+	printf("%-40s %8s %8s %8s  %s\n", "SYMBOL", "VALUE", "PLACES", "BYTES", "RETURNS");
+	for (size_t i = 0; i < candidates->nr; i++) {
+		const struct candidate *candidate = candidates->all[i];
+
+		printf("%-40s %8" PRId64 " %8u %8" PRIu64 "  %s\n", candidate->symbol, candidate->value, candidate->places,
+		       candidate->function.size, type_name(candidate->type));
+	}
+}
+
+static void print_run(struct candidates *candidates, const char *binary)
+{
+	const struct candidate *best;
+
+	qsort(candidates->all, candidates->nr, sizeof(*candidates->all), by_use);
+	best = candidates->nr ? candidates->all[0] : NULL;
+	if (!best || !calls_of(best)) {
+		printf("None of the %zu functions that return an error was called: does the command run %s?\n", candidates->nr, binary);
+		return;
+	}
+	printf("%-40s %8s %10s %8s %8s  %s\n", "SYMBOL", "VALUE", "CALLS", "CANNOT", "PAGES", "WHY");
+	for (size_t i = 0; i < candidates->nr; i++) {
+		const struct candidate *candidate = candidates->all[i];
+		const long long entered = calls_of(candidate) ? point_number(candidate->counts, "entered") : 0;
+
+		if (!calls_of(candidate))
+			continue;
+		printf("%-40s %8" PRId64 " %10lld %8lld %8.1f  ", candidate->symbol, candidate->value, calls_of(candidate),
+		       point_sum(candidate->counts, "given_up_") + point_sum(candidate->counts, "refused_"),
+		       entered ? (double)point_number(candidate->counts, "pages") / entered : 0.0);
+		point_reasons(stdout, candidate->counts, point_sum(candidate->counts, "refused_") ? "refused_" : "given_up_");
+		putchar('\n');
+	}
+	if (!best->out)
+		printf("\nTry one: rescuectl test %s %s --value %" PRId64 " -- COMMAND\n", binary, best->symbol, best->value);
+	else
+		puts("\nNone of them was called without doing what cannot be undone.");
+}
+
+/* 0 or 1 */
+static int collect(struct candidates *candidates, int fd, const char *binary)
+{
+	char error[FUNCTION_ERROR];
+	struct returned_types *types = returned_types_read(binary);
+	int ret;
+
+	if (!types)
+		fprintf(stderr, "rescuectl: no debug information of %s: functions that return a null pointer are not found without\n", binary);
+	candidates->types = types;
+	ret = function_each(fd, binary, consider, candidates, error, sizeof(error));
+	candidates->types = NULL;
+	returned_types_free(types);
+	if (ret)
+		fprintf(stderr, "rescuectl: %s\n", error);
+	else if (candidates->failed)
+		fprintf(stderr, "rescuectl: %s\n", strerror(ENOMEM));
+	drop_twins(candidates);
+	return ret || candidates->failed;
+}
+
+int suggest(const char *binary, char *const *argv)
+{
+	struct candidates candidates = { };
+	struct trial trial = { .fd = -1 };
+	int status, fd = open(binary, O_RDONLY | O_CLOEXEC);
+
+	if (fd < 0)
+		return complain(binary);
+	status = collect(&candidates, fd, binary);
+	close(fd);
+	if (!status && !candidates.nr) {
+		printf("%s: none of its functions that have a name returns an error as far as its code tells\n", binary);
+	} else if (!status && !*argv) {
+		print_static(&candidates);
+	} else if (!status) {
+		status = !trial_begin(&trial, binary) || !run_all(&candidates, &trial, argv);
+		if (!status)
+			print_run(&candidates, binary);
+		trial_end(&trial);
+	}
+	for (size_t i = 0; i < candidates.nr; i++)
+		candidate_free(candidates.all[i]);
+	free(candidates.all);
+	return status;
+}

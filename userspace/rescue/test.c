@@ -1,0 +1,93 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+#include <inttypes.h>
+#include <signal.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "points.h"
+#include "test.h"
+#include "trial.h"
+
+
+/* Of the point of that number */
+static void progress(void *arg)
+{
+	json_t *points = points_read(), *point = points_get(points, *(long long *)arg);
+
+	if (point)
+		fprintf(stderr, "rescuectl: %lld calls, %lld faults on purpose, %lld undone ...\n", point_number(point, "entered"),
+			point_number(point, "injected"), point_number(point, "rescued"));
+	json_decref(points);
+}
+
+static void print_ending(const char *command, int status)
+{
+	if (status > 128 && status < 128 + NSIG)
+		printf("%s died: SIG%s\n", command, sigabbrev_np(status - 128) ?: "?");
+	else
+		printf("%s ended with status %d\n", command, status);
+}
+
+/* What became of it: 0 if there were faults, and all were undone */
+static int judge(json_t *counts, const struct point *point)
+{
+	const long long entered = point_number(counts, "entered"), injected = point_number(counts, "injected");
+	const long long given_up = point_sum(counts, "given_up_"), refused = point_sum(counts, "refused_"), died = point_sum(counts, "died_");
+
+	printf("%s: %lld calls, %lld faults on purpose, %lld faults undone: it returned %" PRId64 "\n", point->symbol, entered, injected,
+	       point_number(counts, "rescued"), point->value);
+	if (died) {
+		printf("%lld faults were not undone: ", died);
+		point_reasons(stdout, counts, "died_");
+		putchar('\n');
+	}
+	if (given_up) {
+		printf("%lld calls did what cannot be undone: ", given_up);
+		point_reasons(stdout, counts, "given_up_");
+		putchar('\n');
+	}
+	if (refused) {
+		printf("%lld calls were not protected: ", refused);
+		point_reasons(stdout, counts, "refused_");
+		putchar('\n');
+	}
+	if (!entered && !refused)
+		printf("no call of %s: does the command run %s, and this function of it?\n", point->symbol, point->binary);
+	else if (!injected)
+		printf("no fault: %s has not returned %u times\n", point->symbol, point->inject);
+	return !injected || died;
+}
+
+int test(struct point *point, char *const *argv)
+{
+	struct function function;
+	struct trial trial;
+	char error[FUNCTION_ERROR];
+	json_t *points;
+	long long id;
+	int status = 1, ending;
+
+	if (!trial_begin(&trial, point->binary))
+		goto out;
+	if (function_find(trial.fd, trial.binary, point->symbol, &function, error, sizeof(error))) {
+		fprintf(stderr, "rescuectl: %s\n", error);
+		goto out;
+	}
+	id = point_add(point, trial.fd, &function);
+	if (id < 0) {
+		complain(point->name);
+		goto out;
+	}
+	ending = trial_run(&trial, argv, progress, &id);
+	points = points_read();
+	if (ending >= 0) {
+		status = judge(points_get(points, id), point);
+		print_ending(*argv, ending);
+		status |= !!ending;
+	}
+	json_decref(points);
+	point_remove(id, point->name);
+out:
+	trial_end(&trial);
+	return status;
+}
