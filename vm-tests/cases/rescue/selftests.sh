@@ -10,6 +10,6 @@ trap 'rm -rf "$out"' EXIT
 # Our header; all others may be the system's
 mkdir -p "$out/include/linux"
 cp "$tree/include/uapi/linux/rescue.h" "$out/include/linux/"
-make -s -C "$tree/tools/testing/selftests/rescue" TEST_GEN_PROGS="$1" OUTPUT="$out" KHDR_INCLUDES="-isystem $out/include" >&2
+make -s -C "$tree/tools/testing/selftests/rescue" OUTPUT="$out" KHDR_INCLUDES="-isystem $out/include" "$out/$1" >&2
 
 "$out/$1" "${@:2}"
