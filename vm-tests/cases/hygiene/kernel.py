@@ -79,11 +79,48 @@ def configure(*fragments: str) -> None:
     make(f"KCONFIG_ALLCONFIG={fragment}", "allnoconfig")
 
 
+def checkout_all() -> None:
+    """The tree with the whole series."""
+    checkout_base()
+    for patch in series():
+        apply(patch)
+
+
+def built(name: str) -> bool:
+    """Does a Makefile name it yet, for an option that is on? The parts of a long file come in several patches, and it is built with
+    the last; an option without a prompt is on when the first one selects it."""
+    makefile = (TREE / name).with_name("Makefile").read_text()
+    found = re.search(rf"^\w+-(?:y|\$\((\w+)\)).* {re.escape(Path(name).stem)}\.o\b", makefile, re.M)
+    return bool(found) and (not found[1] or f"{found[1]}=y" in (OBJECTS / ".config").read_text())
+
+
+def own(patch: Path | None = None) -> list[str]:
+    """Objects of our files, as far as the series has got; of a patch, those that it touches, or all when it touches one of our headers."""
+    files = files_of(patch) if patch else []
+    everything = not patch or any(name.startswith("include/") and name in OWN for name in files)
+    ours = [name for name in OWN if name.startswith(("arch/", "kernel/", "net/", "mm/", "fs/")) and (TREE / name).exists()
+            and (everything or any(file == name or file.startswith(name + "/") for file in files))]
+    return [name + "/" for name in ours if (TREE / name).is_dir()] + \
+        [name[:-2] + ".o" for name in ours if name.endswith(".c") and built(name)]
+
+
+def touched(patch: Path) -> list[str]:
+    """Objects of the kernel's files that a patch touches."""
+    objects: set[str] = set()
+    for name in files_of(patch):
+        if name.endswith(".tbl"):
+            objects |= {"arch/x86/entry/syscall_64.o", "kernel/sys_ni.o"}
+        # KUnit tests are included by what they test, and sem_recover.c by sem.c, which its patch touches, too
+        elif re.search(r"(?<!_kunit)(?<!_recover)\.c$", name) and not name.startswith(("tools/", "Documentation/", "samples/", *OWN)):
+            objects.add(name[:-2] + ".o")
+    return sorted(objects)
+
+
 def fingerprint(patches: list[Path]) -> str:
     """Of everything that decides whether a prefix compiles."""
     digest = hashlib.sha256(base().encode())
     for part in (*patches, *(TOP / "configs" / name for name in FRAGMENTS), Path(__file__),
-                 Path(__file__).parent / "series.py"):
+                 Path(__file__).parent / "prefixes.py"):
         digest.update(part.read_bytes())
     digest.update(output("gcc", "--version").encode())
     return digest.hexdigest()

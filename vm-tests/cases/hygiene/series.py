@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: GPL-2.0-or-later
-"""The kernel series: form, checkpatch, each prefix, sparse and kernel-doc on what is ours."""
+"""The kernel series: form, checkpatch, sparse and kernel-doc on what is ours, and all that it touches with its options off."""
 
 import re
 import shutil
@@ -8,8 +8,7 @@ import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
-from kernel import (OBJECTS, OWN, PATCHES, SOURCE, TREE, WORK, apply, checkout_base, configure, files_of, fingerprint,
-                    make, series)
+from kernel import OBJECTS, OWN, PATCHES, SOURCE, TREE, WORK, checkout_all, configure, make, own, series, touched
 from ktap import TOP, main, output, rel
 
 HERE = Path(__file__).parent
@@ -100,78 +99,19 @@ def checkpatch() -> Iterator[str]:
     yield from (f"checkpatch.allow: {file} {kind} is not needed" for file, kind in sorted(excused - used))
 
 
-def built(name: str) -> bool:
-    """Does a Makefile name it yet, for an option that is on? The parts of a long file come in several patches, and it is built with
-    the last; an option without a prompt is on when the first one selects it."""
-    makefile = (TREE / name).with_name("Makefile").read_text()
-    found = re.search(rf"^\w+-(?:y|\$\((\w+)\)).* {re.escape(Path(name).stem)}\.o\b", makefile, re.M)
-    return bool(found) and (not found[1] or f"{found[1]}=y" in (OBJECTS / ".config").read_text())
-
-
-def own(patch: Path | None = None) -> list[str]:
-    """Objects of our files, as far as the series has got; of a patch, those that it touches, or all when it touches one of our headers."""
-    files = files_of(patch) if patch else []
-    everything = not patch or any(name.startswith("include/") and name in OWN for name in files)
-    ours = [name for name in OWN if name.startswith(("arch/", "kernel/", "net/", "mm/", "fs/")) and (TREE / name).exists()
-            and (everything or any(file == name or file.startswith(name + "/") for file in files))]
-    return [name + "/" for name in ours if (TREE / name).is_dir()] + \
-        [name[:-2] + ".o" for name in ours if name.endswith(".c") and built(name)]
-
-
-def touched(patch: Path) -> list[str]:
-    """Objects of the kernel's files that a patch touches."""
-    objects: set[str] = set()
-    for name in files_of(patch):
-        if name.endswith(".tbl"):
-            objects |= {"arch/x86/entry/syscall_64.o", "kernel/sys_ni.o"}
-        # KUnit tests are included by what they test, and sem_recover.c by sem.c, which its patch touches, too
-        elif re.search(r"(?<!_kunit)(?<!_recover)\.c$", name) and not name.startswith(("tools/", "Documentation/", "samples/", *OWN)):
-            objects.add(name[:-2] + ".o")
-    return sorted(objects)
-
-
-def prefixes() -> Iterator[str]:
-    """Every prefix of the series applies, and the objects it touches compile. (All of it is compiled when the kernels are built.)"""
-    passed = WORK / "passed"
-    done = set(passed.read_text().split()) if passed.exists() else set()
-    configured = False
-    patches = series()
-    checkout_base()
-    for number, patch in enumerate(patches, 1):
-        try:
-            apply(patch)
-        except RuntimeError as error:
-            yield str(error)
-            return
-        stamp = fingerprint(patches[:number])
-        if stamp in done or all(f.startswith(("tools/", "Documentation/")) or f == "MAINTAINERS" for f in files_of(patch)):
-            continue
-        try:
-            # Options that are new
-            if not configured or any(Path(f).name.startswith("Kconfig") for f in files_of(patch)):
-                configure()
-                configured = True
-            objects = touched(patch) + own(patch)
-            if objects:
-                make("KCFLAGS=-Werror", *objects)
-        except RuntimeError as error:
-            yield f"with the patches up to {patch.name}: {error}"
-            continue
-        done.add(stamp)
-    passed.write_text("\n".join(sorted(done)) + "\n")
-
-
 def bodies(file: str, function: str) -> list[str]:
     """The definitions of that name, up to the brace that ends them."""
     return re.findall(rf"^\w[^\n;]*\b{function}\((?:(?!^}}).)*^}}", (TREE / file).read_text(), re.M | re.S)
 
 
-# The iterator of /proc/net/tcp_replica holds the lock of the service at which it is, if at any
-BETWEEN_CALLS = {"iter_service", "replica_seq_stop"}
+# The iterator of /proc/net/tcp_replica holds the lock of the service at which it is, if at any; mm/undo.c keeps
+# that of a page table while it walks
+BETWEEN_CALLS = {"iter_service", "replica_seq_stop", "undo_table_unlock"}
 
 
 def sparse() -> Iterator[str]:
-    """On the whole series; prefixes() has left its tree on it."""
+    """On the whole series."""
+    checkout_all()
     configure()
     objects = [target for target in own() if target.endswith(".o")] + [
         str(source.relative_to(TREE))[:-2] + ".o" for name in OWN for source in sorted((TREE / name).glob("*.c"))
@@ -211,4 +151,4 @@ def kernel_doc() -> Iterator[str]:
 
 
 if __name__ == "__main__":
-    main(form, fixed_point, prefixes, checkpatch, sparse, kernel_doc, off)
+    main(form, fixed_point, checkpatch, sparse, kernel_doc, off)
