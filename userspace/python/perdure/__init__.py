@@ -29,9 +29,9 @@ from ctypes import POINTER, byref, c_char, c_char_p, c_int, c_int32, c_size_t, c
 from dataclasses import dataclass
 from typing import Any, Protocol, Self
 
-__all__ = ["COMPLETED", "Info", "IOLog", "Policy", "Shared", "State", "UNDONE", "abi_version", "available", "discard_state", "get_policy",
+__all__ = ["COMPLETED", "Fault", "Info", "IOLog", "Policy", "Shared", "State", "UNDONE", "abi_version", "available", "discard_state", "get_policy",
            "heartbeat", "hread", "hread_into", "info", "iolog", "lsendfile", "lwrite", "path", "pending", "recover_threads",
-           "register", "release", "remove_shared", "set_policy", "unregister"]
+           "register", "release", "remove_shared", "rescue", "rescue_sockets", "set_policy", "unregister"]
 
 
 class HasFileno(Protocol):
@@ -143,6 +143,7 @@ _shared_commit = _function("perdure_shared_commit", c_int, c_void_p)
 _shared_cancel = _function("perdure_shared_cancel", c_int, c_void_p)
 _shared_close = _function("perdure_shared_close", None, c_void_p)
 _shared_remove = _function("perdure_shared_remove", c_int, c_char_p)
+_rescue_sockets = _function("perdure_rescue_sockets", c_int, c_int)
 _free = ctypes.CDLL(None).free
 _free.argtypes = [c_void_p]
 
@@ -170,6 +171,46 @@ def _string(string: str | bytes) -> bytes:
 
 def _strings(strings: Sequence[str]) -> Any:
     return (c_char_p * (len(strings) + 1))(*map(_string, strings), None)
+
+
+# ---- rescue ----
+
+# These keep the interpreter's lock: a scope that releases it gives itself up
+_held = ctypes.PyDLL("libperdure.so.0", use_errno=True)
+_enter, _enter_deadline, _enter_cascade = (getattr(_held, f"perdure_rescue{name}") for name in ("", "_deadline", "_cascade"))
+_enter_deadline.argtypes = c_int, ctypes.c_uint
+_rescue_leave = _held.perdure_rescue_leave
+
+
+class Fault(Exception):
+    """What rescue() has called has faulted, and was undone."""
+
+
+def rescue(function: Callable[..., Any], /, *args: Any, deadline: float | None = None, cascade: bool = False, **kwargs: Any) -> Any:
+    """Call a function, as one of a module in C, with a scope around it: see perdure_rescue(2). When it faults, all that it has done
+    is undone, that of the interpreter included, and Fault is raised here. With a deadline, in seconds, it is a fault to take longer. With
+    cascade, peers that take part go back, too. OSError when there is no scope: EOPNOTSUPP when other threads are busy, ENOSYS on
+    a kernel without rescue points."""
+    if cascade and deadline is not None:
+        raise ValueError("a scope with cascade has no deadline")
+    if deadline is not None and not 0.001 <= deadline < 4294967.296:
+        raise ValueError(f"a deadline of {deadline} seconds: 0.001 to 4294967.295")
+    begun = _enter_cascade(errno.EIO) if cascade else \
+        _enter(errno.EIO) if deadline is None else _enter_deadline(errno.EIO, int(deadline * 1000))
+    if begun:
+        error = ctypes.get_errno()
+        if error == errno.EIO:
+            raise Fault(f"{getattr(function, '__qualname__', function)} has faulted, and was undone")
+        raise OSError(error, os.strerror(error))
+    try:
+        return function(*args, **kwargs)
+    finally:
+        _rescue_leave()
+
+
+def rescue_sockets(on: bool) -> None:
+    """Whether TCP connections that this process and its children make from now on can go back with a peer, or have one go back."""
+    _call(_rescue_sockets, on)
 
 
 # ---- registration ----

@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
 """This test checks the Python module: each function, across restarts of Python programs, and the example service."""
 
+import ctypes
 import errno
 import os
 import signal
@@ -94,6 +95,72 @@ def calls() -> Iterator[str]:
             except BlockingIOError:
                 pass
     yield from fails(errno.EBADF, perdure.hread, 999, 1)
+
+
+def rescue() -> Iterator[str]:
+    """What a function has done is undone with its fault: objects, files, the interpreter; and it can be called again and again."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    seen: list[object] = []
+    table = {"a": 1}
+
+    def damage(fault: Callable[[], object]) -> str:
+        seen.extend(object() for _ in range(1000))
+        table["a"] += 1
+        table.clear()
+        open("/etc/passwd").read()
+        fault()
+        return "done"
+
+    def loop() -> None:
+        while True:
+            pass
+
+    files = len(os.listdir("/proc/self/fd"))
+    for number in range(20):
+        for fault in (lambda: ctypes.string_at(8), libc.abort):
+            try:
+                yield f"a fault gave {perdure.rescue(damage, fault)!r}"
+            except perdure.Fault as e:
+                yield from differ("it says", str(e), "rescue.<locals>.damage has faulted, and was undone")
+        yield from differ("state", (seen, table, len(os.listdir("/proc/self/fd"))), ([], {"a": 1}, files))
+    try:
+        perdure.rescue(loop, deadline=0.2)
+        yield "a loop ends"
+    except perdure.Fault:
+        pass
+    try:
+        perdure.rescue(damage, lambda: 1 / 0)
+        yield "an exception is lost"
+    except ZeroDivisionError:
+        yield from differ("after an exception", (len(seen), table), (1000, {}))
+    table["a"] = 0
+    yield from differ("value", perdure.rescue(damage, fault=lambda: None, deadline=60), "done")
+    yield from differ("after it", (len(seen), table), (2000, {}))
+    for wrong in ({"deadline": 0}, {"deadline": 1e9}, {"deadline": 1, "cascade": True}):
+        try:
+            yield f"{wrong} gives {perdure.rescue(damage, lambda: None, **wrong)}"
+        except ValueError:
+            pass
+    # Peers: what is sent on a connection that both offer is marked, and comes when it is certain
+    perdure.rescue_sockets(True)
+    with socket.create_server(("127.0.0.1", 0)) as listener, socket.create_connection(listener.getsockname()) as one:
+        perdure.rescue_sockets(False)
+        other, _ = listener.accept()
+        with other:
+            yield from differ("agreed", one.getsockopt(socket.IPPROTO_TCP, 501), 1)
+
+            def ask(fault: Callable[[], object]) -> None:
+                one.send(b"x")
+                fault()
+
+            try:
+                perdure.rescue(ask, lambda: ctypes.string_at(8), cascade=True)
+                yield "no fault"
+            except perdure.Fault:
+                pass
+            perdure.rescue(ask, lambda: None, cascade=True)
+            other.settimeout(10)
+            yield from differ("came", other.recv(10), b"x")
 
 
 def policy() -> Iterator[str]:
@@ -442,7 +509,7 @@ def adder() -> Iterator[str]:
 
 def main() -> int:
     Path("/proc/sys/kernel/restart/min_interval_ms").write_text("0")
-    return ktap.run(calls, policy, interrupted, state, shared, shared_faults, faults, threads, all_or_none, adder)
+    return ktap.run(calls, rescue, policy, interrupted, state, shared, shared_faults, faults, threads, all_or_none, adder)
 
 
 if __name__ == "__main__":
