@@ -1,19 +1,22 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: GPL-2.0-or-later
-"""What a rescue point costs Apache and MariaDB: run in a guest by bench/run. A line a case and side, in ns of a request."""
+"""What a rescue point costs Apache and MariaDB, and a server whose peer would go back, too: run in a guest by bench/run. A line a case
+and side, in ns of a request."""
 
 import re
+import socket
 import statistics
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable
 from pathlib import Path
 
 TOP = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(TOP / "vm-tests/cases/rescue"))
 from database import MARIADB, Database  # noqa: E402
-from httpd import HTTPD, PORT, RESCUECTL, Server  # noqa: E402
+from httpd import BUILD, HTTPD, PORT, RESCUECTL, Server  # noqa: E402
 
 NAME = "bench"
 SIDES = ("native", "rescue")
@@ -26,8 +29,8 @@ def output(*argv: object) -> str:
     return done.stdout
 
 
-def point(binary: str, symbol: str, value: int) -> None:
-    output(RESCUECTL, "add", binary, symbol, "--value", value, "--name", NAME)
+def point(binary: str, symbol: str, value: int, *options: str) -> None:
+    output(RESCUECTL, "add", binary, symbol, "--value", value, "--name", NAME, *options)
 
 
 def counts() -> dict[str, int]:
@@ -35,13 +38,13 @@ def counts() -> dict[str, int]:
     return {key: int(n) for key, n in re.findall(r"(\w+)=(\d+)(?= |$)", line)}
 
 
-def compare(case: str, rounds: int, sample: Callable[[], float], binary: str, symbol: str, value: int) -> None:
+def compare(case: str, rounds: int, sample: Callable[[], float], binary: str, symbol: str, value: int, *options: str) -> None:
     """Both sides in each round; who goes first alternates. All calls of the point have to be protected to their end."""
     times: dict[str, list[float]] = {side: [] for side in SIDES}
     for number in range(rounds + 1):
         for side in SIDES if number % 2 else reversed(SIDES):
             if side == "rescue":
-                point(binary, symbol, value)
+                point(binary, symbol, value, *options)
                 # The first calls find memory that is not known yet
                 sample()
             took = sample()
@@ -90,7 +93,39 @@ def mariadb(place: Path, rounds: int) -> None:
     server.stop()
 
 
-PARTS = {"apache": apache, "mariadb": mariadb}
+def cascade(_: Path, rounds: int) -> None:
+    """A shop that asks its stock in a scope: beside the scope there is the peer's, and an option in TCP's header."""
+    examples = BUILD / "userspace/userspace/examples"
+    servers = []
+    for name, *ports in (("stock", PORT), ("shop", PORT + 1, PORT)):
+        servers.append(subprocess.Popen([str(RESCUECTL), "cascade", str(examples / name), *map(str, ports)]))
+        until = time.monotonic() + 60
+        while True:
+            try:
+                client = socket.create_connection(("127.0.0.1", ports[0]))
+                break
+            except ConnectionRefusedError:
+                assert time.monotonic() < until, f"{name} does not listen"
+                time.sleep(0.1)
+        if name == "stock":
+            client.close()
+    lines = client.makefile("rb")
+
+    def sample() -> float:
+        start = time.monotonic()
+        for _ in range(200):
+            client.sendall(b"buy 0\n")
+            answer = lines.readline()
+            assert answer == b"sold 0, 1000 left\n", answer
+        return (time.monotonic() - start) * 1e9 / 200
+
+    compare("cascade, an order", rounds, sample, str(examples / "shop"), "order", -1, "--output", "cascade")
+    for server in servers:
+        server.kill()
+        server.wait()
+
+
+PARTS = {"apache": apache, "mariadb": mariadb, "cascade": cascade}
 
 
 def main() -> None:
