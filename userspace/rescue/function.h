@@ -11,7 +11,7 @@
 #define FUNCTION_BUILD_ID	40	/* hexadecimal digits that are kept */
 
 struct function {
-	uint64_t entry;			/* in the file, in bytes: behind the mark of an indirect branch */
+	uint64_t entry;			/* in the file, in bytes: behind the mark of an indirect branch, unless it jumps there itself */
 	uint64_t start;			/* its first byte, and how many there are */
 	uint64_t size;
 	uint64_t returns[RESCUE_RETURNS_MAX];
@@ -20,15 +20,13 @@ struct function {
 	char build_id[FUNCTION_BUILD_ID + 1];	/* empty: it has none */
 };
 
-#define FUNCTION_ERROR		1024	/* bytes of what is wrong */
-
-/* 0, or -1: @error says what is wrong and what to do */
-int function_find(int fd, const char *path, const char *symbol, struct function *function, char *error, size_t size);
+/* 0, or -1: what is wrong has been said */
+int function_find(int fd, const char *path, const char *symbol, struct function *function);
 
 /* Visits each one that a point can be set at */
 typedef void function_visit(const char *symbol, const struct function *function, const uint8_t *code, void *arg);
 
-/* 0, or -1 and @error */
-int function_each(int fd, const char *path, function_visit *visit, void *arg, char *error, size_t size);
+/* 0, or -1: what is wrong has been said */
+int function_each(int fd, const char *path, function_visit *visit, void *arg);
 
 #endif

@@ -4,15 +4,10 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/syscall.h>
 #include <unistd.h>
 
+#include "numbers.h"
 #include "points.h"
-
-#ifndef __NR_rescue
-#define __NR_rescue 507
-#endif
-
 
 int complain(const char *what)
 {
@@ -149,13 +144,11 @@ int point_apply(const struct point *point, bool add)
 {
 	int fd = open(point->binary, O_RDONLY | O_CLOEXEC);
 	struct function function;
-	char error[FUNCTION_ERROR];
 	int status = 0;
 
 	if (fd < 0)
 		return complain(point->binary);
-	if (function_find(fd, point->binary, point->symbol, &function, error, sizeof(error))) {
-		fprintf(stderr, "rescuectl: %s\n", error);
+	if (function_find(fd, point->binary, point->symbol, &function)) {
 		status = 1;
 	} else if (point->build_id && strncmp(point->build_id, function.build_id, FUNCTION_BUILD_ID)) {
 		fprintf(stderr, "rescuectl: %s: its build ID is %s, not %s: look whether the point is right for it, and change build_id\n",

@@ -121,12 +121,10 @@ static int show(const char *binary, const char *symbol)
 {
 	int fd = open(binary, O_RDONLY | O_CLOEXEC);
 	struct function function;
-	char error[FUNCTION_ERROR];
 
 	if (fd < 0)
 		return complain(binary);
-	if (function_find(fd, binary, symbol, &function, error, sizeof(error))) {
-		fprintf(stderr, "rescuectl: %s\n", error);
+	if (function_find(fd, binary, symbol, &function)) {
 		close(fd);
 		return 1;
 	}

@@ -261,19 +261,16 @@ static void print_run(struct candidates *candidates, const char *binary)
 /* 0 or 1 */
 static int collect(struct candidates *candidates, int fd, const char *binary)
 {
-	char error[FUNCTION_ERROR];
 	struct returned_types *types = returned_types_read(binary);
 	int ret;
 
 	if (!types)
 		fprintf(stderr, "rescuectl: no debug information of %s: functions that return a null pointer are not found without\n", binary);
 	candidates->types = types;
-	ret = function_each(fd, binary, consider, candidates, error, sizeof(error));
+	ret = function_each(fd, binary, consider, candidates);
 	candidates->types = NULL;
 	returned_types_free(types);
-	if (ret)
-		fprintf(stderr, "rescuectl: %s\n", error);
-	else if (candidates->failed)
+	if (candidates->failed)
 		fprintf(stderr, "rescuectl: %s\n", strerror(ENOMEM));
 	drop_twins(candidates);
 	return ret || candidates->failed;

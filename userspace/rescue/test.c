@@ -8,7 +8,6 @@
 #include "test.h"
 #include "trial.h"
 
-
 /* Of the point of that number */
 static void progress(void *arg)
 {
@@ -62,17 +61,14 @@ int test(struct point *point, char *const *argv)
 {
 	struct function function;
 	struct trial trial;
-	char error[FUNCTION_ERROR];
 	json_t *points;
 	long long id;
 	int status = 1, ending;
 
 	if (!trial_begin(&trial, point->binary))
 		goto out;
-	if (function_find(trial.fd, trial.binary, point->symbol, &function, error, sizeof(error))) {
-		fprintf(stderr, "rescuectl: %s\n", error);
+	if (function_find(trial.fd, trial.binary, point->symbol, &function))
 		goto out;
-	}
 	id = point_add(point, trial.fd, &function);
 	if (id < 0) {
 		complain(point->name);

@@ -18,6 +18,7 @@ from points import BUILD, equal, main, run  # noqa: E402
 RESCUECTL = BUILD / "userspace/userspace/rescue/rescuectl"
 COMPLETION = Path(os.environ["PERDURE_TOP"]) / "userspace/rescue/rescuectl.bash"
 PROGRAM = BUILD / "userspace/vm-tests/cases/rescue/rescue-functions"
+PLAIN = PROGRAM.with_name("rescue-functions-plain")
 scratch = tempfile.TemporaryDirectory(prefix="rescue-")
 PLACE = Path(scratch.name)
 
@@ -39,23 +40,32 @@ def point(name: str) -> dict[str, int]:
 
 
 def shapes() -> None:
-    """Functions with a tail call, a table of jumps, and a part elsewhere return their values"""
-    equal(program("n", "nb")[0], 0)
-    equal(program("f")[0], -signal.SIGFPE)
-    for n, name in enumerate(("plain", "by_tail", "by_switch", "with_cold"), 1):
-        ctl("add", PROGRAM, name, "--value", -n, "--burst", 1000)
-    try:
-        # plain() is called by itself, by_tail() calls it at its end, by_switch() within
-        equal(program("fa"), (0, [[-1, -1, -3, -4]]))
-        equal(program("fb", "fc", "nd", "fg"), (0, [[-1, -1, -3, -4], [-1, -1, -3, -4], [1, 1, 41, 2], [-1, -1, -3, -4]]))
-        equal(point("plain")["rescued"], 8)
-        equal(point("by_switch")["rescued"], 4)
-        equal(point("with_cold")["rescued"], 4)
-        # A function that ends in a jump to another one is left there
-        equal(point("by_tail")["left"], point("by_tail")["entered"])
-    finally:
-        ctl("remove", "plain", "by_tail", "by_switch", "with_cold")
-    equal(program("f")[0], -signal.SIGFPE)
+    """Functions with a tail call, tables of jumps, and a part elsewhere return their values"""
+    for path in (PROGRAM, PLAIN):
+        equal(program("n", "nb", "lna", path=path), (0, [[1, 1, 0, 2], [1, 1, 20, 2], [14, 1, 6, 7]]))
+        for how in ("f", "lfa", "m"):
+            equal(program(how, path=path)[0], -signal.SIGFPE)
+        names = ("plain", "by_tail", "by_switch", "with_cold", "leaf", "marked")
+        for n, name in enumerate(names, 1):
+            ctl("add", path, name, "--value", -n, "--burst", 1000)
+        try:
+            # plain() is called by itself, by_tail() calls it at its end, by_switch() within
+            equal(program("fa", path=path), (0, [[-1, -1, -3, -4]]))
+            equal(program("fb", "fc", "nd", "fg", path=path), (0, [[-1, -1, -3, -4], [-1, -1, -3, -4], [1, 1, 41, 2], [-1, -1, -3, -4]]))
+            equal([point(name)["rescued"] for name in ("plain", "by_switch", "with_cold")], [8, 4, 4])
+            # A function that ends in a jump to another one is left there
+            equal(point("by_tail")["left"], point("by_tail")["entered"])
+            # It is not by one of a switch
+            equal(program(*(f"lf{c}" for c in "abcdefgh"), "lnd", path=path), (0, [[-5, 5, 6, 7]] * 8 + [[12, -1, 6, 7]]))
+            equal((point("leaf")["rescued"], point("leaf")["left"]), (8, 1))
+            # Nor is it entered again in each round
+            equal(program("m", path=path), (0, [[-6]]))
+            equal((point("marked")["entered"], point("marked")["rescued"]), (1, 1))
+        finally:
+            ctl("remove", *names)
+        equal(program("f", path=path)[0], -signal.SIGFPE)
+        for name in ("loop", "to_mark"):
+            assert "jumps to its own beginning" in ctl("add", path, name, "--value", 1, ok=1)
 
 
 def said() -> None:

@@ -36,6 +36,34 @@ EXPORT long by_switch(const char *how)
 	}
 }
 
+/* A table of jumps with the stack as at the entry, and a fault behind it: the function is not left by that jump */
+EXPORT long leaf(const char *how, long *done)
+{
+	switch (how[1]) {
+	case 'a': done[0] = 1; break;
+	case 'b': done[1] = 20; break;
+	case 'c': done[2] += 300; break;
+	case 'd': done[0] -= done[1]; break;
+	case 'e': done[1] ^= 5; break;
+	case 'f': done[2] = done[0]; break;
+	case 'g': done[0] = done[2] * 3; break;
+	}
+	return *how == 'f' ? 100 / zero : done[0] + done[1] + done[2];
+}
+
+/* Loops: to its first instruction, to the one behind a mark, which then faults, and to the mark */
+long loop(long n), marked(long n), to_mark(long n);
+__asm__(".text\n"
+	".globl loop, marked, to_mark\n"
+	".type loop, @function; .type marked, @function; .type to_mark, @function\n"
+	"loop: sub $1, %rdi; jg loop; ret\n"
+	".size loop, . - loop\n"
+	"marked: endbr64\n"
+	"1: sub $1, %rdi; jg 1b; xor %ecx, %ecx; div %ecx; ret\n"
+	".size marked, . - marked\n"
+	"to_mark: endbr64; sub $1, %rdi; jg to_mark; ret\n"
+	".size to_mark, . - to_mark\n");
+
 EXPORT long with_cold(const char *how)
 {
 	if (__builtin_expect(*how == 'f', 0)) {
@@ -86,6 +114,16 @@ int main(int argc, char **argv)
 	for (int i = 1; i < argc; i++) {
 		if (*argv[i] == 's') {
 			printf("# %d %s %d %f\n", number(argv[i]), second(argv[i]), prints(argv[i]), half(argv[i]));
+			continue;
+		}
+		if (*argv[i] == 'l') {
+			long done[3] = { 5, 6, 7 }, returned = leaf(argv[i] + 1, done);
+
+			printf("%ld %ld %ld %ld\n", returned, done[0], done[1], done[2]);
+			continue;
+		}
+		if (*argv[i] == 'm') {
+			printf("%ld\n", marked(3));
 			continue;
 		}
 		const long a = plain(argv[i]), b = by_tail(argv[i]), c = by_switch(argv[i]), d = with_cold(argv[i]);
