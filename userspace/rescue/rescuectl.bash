@@ -1,25 +1,48 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
 # Completion of rescuectl(8) in bash
 
+# Offers those words of its input that begin as the one that is typed. Names of functions and points are others': compgen -W would
+# execute what they say.
+_rescuectl_offer() {
+	local word quoted
+
+	while read -r word; do
+		printf -v quoted %q "$word"
+		[[ $word != "$cur"* && $quoted != "$cur"* ]] || COMPREPLY+=("$quoted")
+	done
+}
+
+# Files; with -c commands, too
+_rescuectl_files() {
+	compopt -o filenames 2>/dev/null
+	mapfile -t COMPREPLY < <(compgen "$@" -f -- "$cur" | sort -u)
+}
+
 _rescuectl() {
-	local cur=${COMP_WORDS[COMP_CWORD]} prev=${COMP_WORDS[COMP_CWORD - 1]} command='' i n=0
+	local cur=${COMP_WORDS[COMP_CWORD]} prev=${COMP_WORDS[COMP_CWORD - 1]} command='' binary='' i n=0
 	local point='--value --name --burst --interval --deadline --output --inject'
 
+	COMPREPLY=()
 	# n: how many words there are behind the command, without options
 	for ((i = 1; i < COMP_CWORD; i++)); do
 		case ${COMP_WORDS[i]} in
 		--)
-			if [[ $command == test || $command == suggest ]]; then
-				mapfile -t COMPREPLY < <(compgen -c -f -- "$cur" | sort -u)
+			if [[ $command == test || $command == suggest || $command == cascade ]]; then
+				_rescuectl_files -c
 				return
 			fi
 			;;
-		--value | --name | --burst | --interval | --deadline | --output | --inject) ((i++)) ;;
+		--value | --name | --burst | --interval | --deadline | --output | --inject) [[ ${COMP_WORDS[++i]} != = ]] || ((++i)) ;;
 		-*) ;;
-		*) if [[ -z $command ]]; then command=${COMP_WORDS[i]}; else ((++n)); fi ;;
+		*)
+			if [[ -z $command ]]; then
+				command=${COMP_WORDS[i]}
+			else
+				((n++)) || binary=${COMP_WORDS[i]/#\~/$HOME}
+			fi
+			;;
 		esac
 	done
-	COMPREPLY=()
 	case $prev in
 	--output)
 		mapfile -t COMPREPLY < <(compgen -W 'give-up cork cascade' -- "$cur")
@@ -33,21 +56,17 @@ _rescuectl() {
 		if [[ $cur == -* ]]; then
 			mapfile -t COMPREPLY < <(compgen -W "$point" -- "$cur")
 		elif [[ $n -eq 0 ]]; then
-			mapfile -t COMPREPLY < <(compgen -f -- "$cur")
+			_rescuectl_files
 		elif [[ $n -eq 1 ]]; then
-			# Those that return an error are likely to be meant
-			mapfile -t COMPREPLY < <(compgen -W "$(rescuectl suggest "${COMP_WORDS[2]}" 2>/dev/null | awk 'NR > 1 { print $1 }')" -- "$cur")
+			# Those that return an error are likely to be meant. Debug information does not come from elsewhere for that.
+			_rescuectl_offer < <(DEBUGINFOD_URLS='' rescuectl suggest "$binary" 2>/dev/null | awk 'NR > 1 { print $1 }')
 		fi
 		;;
-	show | suggest)
-		[[ $n -ne 0 ]] || mapfile -t COMPREPLY < <(compgen -f -- "$cur")
-		;;
-	remove)
-		mapfile -t COMPREPLY < <(compgen -W "--all $(rescuectl list 2>/dev/null | awk 'NR > 1 { print $1 }')" -- "$cur")
-		;;
+	show | suggest) [[ $n -ne 0 ]] || _rescuectl_files ;;
+	remove) _rescuectl_offer < <(echo --all; rescuectl list 2>/dev/null | awk 'NR > 1 { print $1 }') ;;
 	list) mapfile -t COMPREPLY < <(compgen -W --json -- "$cur") ;;
-	load | check) mapfile -t COMPREPLY < <(compgen -f -- "$cur") ;;
-	cascade) mapfile -t COMPREPLY < <(compgen -c -f -- "$cur" | sort -u) ;;
+	load | check) _rescuectl_files ;;
+	cascade) _rescuectl_files -c ;;
 	esac
 }
 complete -F _rescuectl rescuectl

@@ -252,18 +252,23 @@ def suggested() -> None:
 
 
 def completed() -> None:
-    """bash offers commands, options, functions and points"""
+    """bash offers commands, options, functions and points, and executes no name of one"""
+    bad, quoted = "$(touch${IFS}/tmp/pwned)", r"\$\(touch\$\{IFS\}/tmp/pwned\)"
     ctl("add", PROGRAM, "plain", "--value", 1)
+    ctl("add", PROGRAM, "plain", "--value", 1, "--name", bad)
     for words, want in ((["sug"], ["suggest"]), (["add", "--de"], ["--deadline"]), (["add", "x", "y", "--output", "ca"], ["cascade"]),
                         (["add", "/etc/passw"], ["/etc/passwd", "/etc/passwd-"]), (["test", str(PROGRAM), "se"], ["second"]),
+                        (["add", "--value", "0", str(PROGRAM), "se"], ["second"]), (["remove", ""], ["--all", quoted, "plain"]),
+                        (["remove", "$"], [quoted]), (["remove", r"\$"], [quoted]),
                         (["test", str(PROGRAM), "second", "--value", "0", "--", "rescuec"], ["rescuectl"]), (["remove", "p"], ["plain"]),
                         (["add", "x", "y", "--value", ""], []), (["list", "-"], ["--json"]), (["cascade", "/etc/passwd-"], ["/etc/passwd-"])):
         line = " ".join(f"'{w}'" for w in ["rescuectl", *words])
         done = subprocess.run(["bash", "-c", f'. "{COMPLETION}"; COMP_WORDS=({line}); COMP_CWORD={len(words)}; _rescuectl; '
-                               'printf "%s\\n" "${COMPREPLY[@]}"'], capture_output=True, text=True,
+                               'printf "%s\n" "${COMPREPLY[@]}"'], capture_output=True, text=True,
                               env={**os.environ, "PATH": f"{RESCUECTL.parent}:{os.environ['PATH']}"})
         equal((words, sorted(filter(None, done.stdout.splitlines())), done.stderr), (words, want, ""))
-    ctl("remove", "plain")
+    assert not os.path.exists("/tmp/pwned")
+    ctl("remove", "plain", bad)
 
 
 def recorded() -> None:
