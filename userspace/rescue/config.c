@@ -69,19 +69,26 @@ bool interval_parse(const char *text, uint32_t *interval_ms)
 	return true;
 }
 
+static const char *const outputs[] = {
+	[RESCUE_GIVE_UP] = "give-up",
+	[RESCUE_CORK] = "cork",
+	[RESCUE_CASCADE] = "cascade",
+};
+
 bool output_parse(const char *text, uint32_t *output)
 {
-	static const char *const names[] = {
-		[RESCUE_GIVE_UP] = "give-up",
-		[RESCUE_CORK] = "cork",
-		[RESCUE_CASCADE] = "cascade",
-	};
-
-	for (*output = 0; *output < sizeof(names) / sizeof(*names); ++*output) {
-		if (!strcmp(text, names[*output]))
+	for (uint32_t i = 0; i < sizeof(outputs) / sizeof(*outputs); i++) {
+		if (!strcmp(text, outputs[i])) {
+			*output = i;
 			return true;
+		}
 	}
 	return false;
+}
+
+const char *output_name(uint32_t output)
+{
+	return outputs[output];
 }
 
 bool name_valid(const char *name)

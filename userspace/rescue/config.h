@@ -26,6 +26,7 @@ bool value_parse(const char *text, int64_t *value);
 bool burst_parse(const char *text, uint32_t *burst);
 bool interval_parse(const char *text, uint32_t *interval_ms);
 bool output_parse(const char *text, uint32_t *output);
+const char *output_name(uint32_t output);
 bool name_valid(const char *name);
 
 /*

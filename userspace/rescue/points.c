@@ -1,9 +1,12 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 #include <errno.h>
 #include <fcntl.h>
+#include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
+#include <sys/sysmacros.h>
 #include <unistd.h>
 
 #include "numbers.h"
@@ -77,7 +80,7 @@ long long points_find(json_t *points, const char *name)
 	size_t i;
 
 	json_array_foreach(points, i, point) {
-		if (point_number(point, "id") && !strcmp(point_name(point), name))
+		if (point_number(point, "id") && point_number(point, "uid") == geteuid() && !strcmp(point_name(point), name))
 			return point_number(point, "id");
 	}
 	return 0;
@@ -89,7 +92,7 @@ json_t *points_get(json_t *points, long long id)
 	size_t i;
 
 	json_array_foreach(points, i, point) {
-		if (point_number(point, "id") == id)
+		if (id && point_number(point, "id") == id)
 			return point;
 	}
 	return NULL;
@@ -140,25 +143,84 @@ long long point_add(const struct point *point, int fd, const struct function *fu
 	return rescue(RESCUE_ADD, (unsigned long)&args, sizeof(args));
 }
 
-int point_apply(const struct point *point, bool add)
+int point_open(const struct point *point, struct function *function)
 {
 	int fd = open(point->binary, O_RDONLY | O_CLOEXEC);
-	struct function function;
-	int status = 0;
 
 	if (fd < 0)
-		return complain(point->binary);
-	if (function_find(fd, point->binary, point->symbol, &function)) {
-		status = 1;
-	} else if (point->build_id && strncmp(point->build_id, function.build_id, FUNCTION_BUILD_ID)) {
+		return complain(point->binary), -1;
+	if (!function_find(fd, point->binary, point->symbol, function)) {
+		if (!point->build_id || !strncmp(point->build_id, function->build_id, FUNCTION_BUILD_ID))
+			return fd;
 		fprintf(stderr, "rescuectl: %s: its build ID is %s, not %s: look whether the point is right for it, and change build_id\n",
-			point->binary, *function.build_id ? function.build_id : "missing", point->build_id);
-		status = 1;
-	} else if (add && point_add(point, fd, &function) < 0) {
-		status = complain(point->name);
+			point->binary, *function->build_id ? function->build_id : "missing", point->build_id);
 	}
 	close(fd);
-	return status;
+	return -1;
+}
+
+/* As the kernel would say it. Of some file systems it has other numbers than stat(2). */
+static json_t *expect(const struct point *point, int fd, const struct function *function)
+{
+	char dev[32], entry[32];
+	struct stat st;
+
+	if (fstat(fd, &st))
+		return NULL;
+	snprintf(dev, sizeof(dev), "%u:%u", major(st.st_dev), minor(st.st_dev));
+	snprintf(entry, sizeof(entry), "0x%" PRIx64, function->entry);
+	return json_pack("{ss sI ss sI sI sI sI sI sI ss}", "dev", dev, "inode", (json_int_t)st.st_ino, "entry", entry, "returns",
+			 (json_int_t)function->nr_returns, "value", (json_int_t)point->value, "burst", (json_int_t)point->burst, "interval_ms",
+			 (json_int_t)point->interval_ms, "deadline_ms", (json_int_t)point->deadline_ms, "inject", (json_int_t)point->inject, "output",
+			 output_name(point->output));
+}
+
+static bool is_same(const json_t *one, const json_t *other)
+{
+	static const char *const keys[] = { "dev", "inode", "entry", "returns", "value", "burst", "interval_ms", "deadline_ms", "inject", "output" };
+
+	for (size_t i = 0; i < sizeof(keys) / sizeof(*keys); i++) {
+		if (!json_equal(json_object_get(one, keys[i]), json_object_get(other, keys[i])))
+			return false;
+	}
+	return true;
+}
+
+/* The new one is there before the old one goes: if it cannot be added, the old one stays */
+static enum point_placed replace(const struct point *point, const json_t *old, long long id)
+{
+	json_t *points = points_read();
+	const bool same = is_same(points_get(points, id), old);
+
+	json_decref(points);
+	if (point_remove(same ? id : point_number(old, "id"), point->name))
+		return POINT_WRONG;
+	return same ? POINT_THERE : POINT_REPLACED;
+}
+
+enum point_placed point_place(const struct point *point, json_t *before)
+{
+	json_t *old = points_get(before, points_find(before, point->name)), *expected;
+	enum point_placed placed = POINT_WRONG;
+	struct function function;
+	const int fd = point_open(point, &function);
+	long long id;
+
+	if (fd < 0)
+		return POINT_WRONG;
+	expected = expect(point, fd, &function);
+	if (old && is_same(expected, old)) {
+		placed = POINT_THERE;
+	} else {
+		id = point_add(point, fd, &function);
+		if (id < 0)
+			complain(point->name);
+		else
+			placed = old ? replace(point, old, id) : POINT_NEW;
+	}
+	json_decref(expected);
+	close(fd);
+	return placed;
 }
 
 int point_remove(long long id, const char *name)

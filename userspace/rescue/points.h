@@ -18,7 +18,7 @@ long rescue(unsigned int op, unsigned long arg, size_t size);
 /* One object for each point; NULL and errno: the kernel does not say */
 json_t *points_read(void);
 
-/* The number of the point of that name; 0: there is none */
+/* The number of one's own point of that name; 0: there is none */
 long long points_find(json_t *points, const char *name);
 /* The point of that number, or NULL */
 json_t *points_get(json_t *points, long long id);
@@ -32,8 +32,14 @@ void point_reasons(FILE *to, json_t *point, const char *prefix);
 
 /* Its number, or -1 and errno */
 long long point_add(const struct point *point, int fd, const struct function *function);
-/* Finds the function, and adds the point if @add; 0 or 1 */
-int point_apply(const struct point *point, bool add);
+/* Opens its file and finds the function; -1: what is wrong has been said */
+int point_open(const struct point *point, struct function *function);
+
+/* POINT_NEW is one that is there in addition, POINT_REPLACED one in the place of another one, as what it was to be has changed. */
+enum point_placed { POINT_WRONG, POINT_NEW, POINT_REPLACED, POINT_THERE };
+
+/* Lets the kernel have it as it is to be; @before is what it had. What is wrong has been said. */
+enum point_placed point_place(const struct point *point, json_t *before);
 int point_remove(long long id, const char *name);
 
 #endif

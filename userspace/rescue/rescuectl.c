@@ -23,7 +23,7 @@ static int usage(FILE *to, int status)
 	      "                     of your own: in yours\n"
 	      "  remove NAME...     takes points away; --all: each\n"
 	      "  list [--json]      the points there are, and what has become of their faults\n"
-	      "  load [PATH]        adds those of a file or a directory (" RESCUE_DIRECTORY ") that are not there\n"
+	      "  load [PATH]        adds those of a file or a directory (" RESCUE_DIRECTORY "), and replaces what has changed\n"
 	      "  check [PATH]       says what is wrong with them, and changes nothing\n"
 	      "  suggest BINARY [-- COMMAND...]\n"
 	      "                     functions of it that return an error; which of those that COMMAND calls are fit for a point\n"
@@ -63,30 +63,46 @@ static int list(bool json)
 
 /* ---- Points */
 
-static int load(const char *path, bool add)
+static int load(const char *path)
 {
-	struct point *points = NULL, *point;
-	int errors = config_read(path, &points), there = 0, added = 0;
-	json_t *before = add ? points_read() : NULL;
+	unsigned int placed[POINT_THERE + 1] = { };
+	struct point *points = NULL;
+	const int errors = config_read(path, &points);
+	json_t *before = points_read();
 
-	for (point = points; point; point = point->next) {
+	for (struct point *point = points; point; point = point->next) {
 		/* What is incomplete has been said */
+		if (point->binary && point->symbol && point->has_value)
+			placed[point_place(point, before)]++;
+	}
+	placed[POINT_WRONG] += errors;
+	printf("%u added, %u replaced, %u there before, %u wrong\n", placed[POINT_NEW], placed[POINT_REPLACED], placed[POINT_THERE],
+	       placed[POINT_WRONG]);
+	json_decref(before);
+	config_free(points);
+	return !!placed[POINT_WRONG];
+}
+
+static int check(const char *path)
+{
+	struct point *points = NULL;
+	int errors = config_read(path, &points), right = 0;
+
+	for (struct point *point = points; point; point = point->next) {
+		struct function function;
+		int fd;
+
 		if (!point->binary || !point->symbol || !point->has_value)
 			continue;
-		if (points_find(before, point->name)) {
-			there++;
-			continue;
-		}
-		if (point_apply(point, add))
+		fd = point_open(point, &function);
+		if (fd < 0) {
 			errors++;
-		else
-			added++;
+		} else {
+			right++;
+			close(fd);
+		}
 	}
-	if (add)
-		printf("%d added, %d there before, %d wrong\n", added, there, errors);
-	else
-		printf("%d right, %d wrong\n", added, errors);
-	json_decref(before);
+	printf("%d right, %d wrong\n", right, errors);
 	config_free(points);
 	return !!errors;
 }
@@ -160,7 +176,7 @@ static int complete(char **argv, struct point *point)
 
 static int add(char **argv, struct point *point)
 {
-	const int status = complete(argv, point);
+	int status = complete(argv, point);
 	json_t *before;
 	bool there;
 
@@ -168,12 +184,11 @@ static int add(char **argv, struct point *point)
 		return status;
 	before = points_read();
 	there = points_find(before, point->name);
-	json_decref(before);
-	if (there) {
+	if (there)
 		fprintf(stderr, "rescuectl: there is a point %s already: `rescuectl remove %s` takes it away\n", point->name, point->name);
-		return 1;
-	}
-	return point_apply(point, true);
+	status = there || point_place(point, before) == POINT_WRONG;
+	json_decref(before);
+	return status;
 }
 
 static int try(char **argv, struct point *point, bool limited)
@@ -286,9 +301,9 @@ int main(int argc, char **argv)
 	if (!strcmp(command, "list") && !argc)
 		return list(json);
 	if (!strcmp(command, "load") && argc <= 1)
-		return load(argc ? *argv : RESCUE_DIRECTORY, true);
+		return load(argc ? *argv : RESCUE_DIRECTORY);
 	if (!strcmp(command, "check") && argc <= 1)
-		return load(argc ? *argv : RESCUE_DIRECTORY, false);
+		return check(argc ? *argv : RESCUE_DIRECTORY);
 	if (!strcmp(command, "show") && argc == 2)
 		return show(argv[0], argv[1]);
 	if (!strcmp(command, "cascade") && argc)

@@ -121,8 +121,8 @@ def files() -> None:
     (directory / "b.conf").write_text(f"[tail]\nbinary = {PROGRAM}\nsymbol = by_tail\nvalue = -8\n")
     (directory / "ignored.txt").write_text("what?\n")
     equal(ctl("check", directory), "2 right, 0 wrong\n")
-    equal(ctl("load", directory), "2 added, 0 there before, 0 wrong\n")
-    equal(ctl("load", directory), "0 added, 2 there before, 0 wrong\n")
+    equal(ctl("load", directory), "2 added, 0 replaced, 0 there before, 0 wrong\n")
+    equal(ctl("load", directory), "0 added, 0 replaced, 2 there before, 0 wrong\n")
     # with_cold() faults still; what was called before has returned -7
     equal(program("na", "f")[0], -signal.SIGABRT)
     equal(point("plain")["rescued"], 2)
@@ -150,6 +150,47 @@ def files() -> None:
     ctl("remove", "--all")
 
 
+def reloaded() -> None:
+    """load: a point is there once, as its file says, for the program that is there now"""
+    copy, conf = PLACE / "upgraded", PLACE / "upgraded.conf"
+    shutil.copy(PROGRAM, copy)
+    options = {"binary": str(copy), "symbol": "plain", "value": "5"}
+
+    def load(said: str, **changes: str) -> dict[str, int]:
+        options.update(changes)
+        conf.write_text("[up]\n" + "".join(f"{option} = {value}\n" for option, value in options.items()))
+        equal(ctl("load", conf), said + "\n")
+        equal([p["name"] for p in json.loads(ctl("list", "--json")) if p["id"]], ["up"])
+        return point("up")
+
+    there, replaced = "0 added, 0 replaced, 1 there before, 0 wrong", "0 added, 1 replaced, 0 there before, 0 wrong"
+    first = load("1 added, 0 replaced, 0 there before, 0 wrong")
+    equal(load(there), first)
+    for option, value, key, then in (("value", "-6", "value", -6), ("burst", "11", "burst", 11), ("interval", "2s", "interval_ms", 2000),
+                                     ("deadline", "1h", "deadline_ms", 3600000), ("output", "cork", "output", "cork"),
+                                     ("output", "cascade", "output", "cascade")):
+        equal(load(replaced, **{option: value})[key], then)
+        load(there)
+    load(replaced, symbol="by_switch")
+    load(replaced, symbol="plain")
+    copy.unlink()
+    shutil.copy(PLAIN, copy)
+    equal(program("fa", path=copy)[0], -signal.SIGFPE)
+    load(replaced, value="7")
+    load(there)
+    equal(program("fa", path=copy)[0], -signal.SIGABRT)     # with_cold() faults still
+    equal(point("up")["rescued"], 3)
+    # The same file once more, as an upgrade writes it
+    copy.unlink()
+    shutil.copy(PLAIN, copy)
+    load(replaced)
+    # What is wrong leaves it as it was
+    conf.write_text(conf.read_text().replace("plain", "none"))
+    equal(ctl("load", conf, ok=1).splitlines()[-1], "0 added, 0 replaced, 0 there before, 1 wrong")
+    equal(point("up")["value"], 7)
+    ctl("remove", "up")
+
+
 def whose() -> None:
     """Only root adds points to what is not his own; a file that is replaced has none"""
     assert "for root" in ctl("add", PROGRAM, "plain", "--value", 1, ok=1, user=65534)
@@ -165,10 +206,16 @@ def whose() -> None:
     conf = PLACE / "own.conf"
     conf.write_text(f"[own]\nbinary = {own}\nsymbol = plain\nvalue = 1\n")
     os.chown(conf, 65534, 65534)
-    equal(ctl("load", conf, user=65534), "1 added, 0 there before, 0 wrong\n")
+    equal(ctl("load", conf, user=65534), "1 added, 0 replaced, 0 there before, 0 wrong\n")
     equal(ctl("list", user=65534).split("\n")[1].split()[:2], ["own", "0"])
     assert subprocess.run([own, "fa"], stdout=subprocess.DEVNULL, user=65534).returncode == -signal.SIGABRT
     equal((point("own")["uid"], point("own")["rescued"]), (65534, 3))
+    # Of the same name each has his own
+    ctl("add", PROGRAM, "plain", "--value", 1, "--name", "own")
+    equal(sorted(p["uid"] for p in json.loads(ctl("list", "--json")) if p["name"] == "own"), [0, 65534])
+    ctl("remove", "own")
+    assert "no point own" in ctl("remove", "own", ok=1)
+    equal(point("own")["uid"], 65534)
     # Root's processes are not his
     equal(program("f", path=own)[0], -signal.SIGFPE)
     ctl("remove", "own", user=65534)
@@ -293,4 +340,4 @@ def recorded() -> None:
     assert said.count("deadline  rescue: late returns an error") == 3, said[-500:]
 
 
-main(shapes, said, cascading, files, whose, tried, suggested, completed, recorded)
+main(shapes, said, cascading, files, reloaded, whose, tried, suggested, completed, recorded)
