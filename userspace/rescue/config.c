@@ -2,7 +2,7 @@
 #include <ctype.h>
 #include <dirent.h>
 #include <errno.h>
-#include <ini.h>
+#include <fcntl.h>
 #include <inttypes.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -19,15 +19,14 @@
 
 struct parser {
 	const char *path;
-	FILE *file;
 	int line, wrong;
-	struct point **points, *first;	/* first: of this file */
+	struct point **points, *point;	/* point: of the section */
 };
 
-static int wrong(struct parser *p, int line, const char *format, ...) __attribute__((format(printf, 3, 4)));
+static void wrong(struct parser *p, int line, const char *format, ...) __attribute__((format(printf, 3, 4)));
 
-/* Returns what tells the library to go on: all that is wrong is said */
-static int wrong(struct parser *p, int line, const char *format, ...)
+/* A point of which a line is wrong is not what was meant */
+static void wrong(struct parser *p, int line, const char *format, ...)
 {
 	va_list args;
 
@@ -37,16 +36,27 @@ static int wrong(struct parser *p, int line, const char *format, ...)
 	fputc('\n', stderr);
 	va_end(args);
 	p->wrong++;
-	return 1;
+	if (p->point)
+		p->point->wrong = true;
 }
 
 bool value_parse(const char *text, int64_t *value)
 {
+	const bool negative = *text == '-', hexadecimal = !strncmp(text, "0x", 2) || !strncmp(text, "0X", 2);
+	const char *digits = text + (hexadecimal ? 2 : negative);
+	unsigned long long number;
 	char *end;
 
+	/* A sign or a blank is no digit */
+	if (!isxdigit((unsigned char)*digits))
+		return false;
 	errno = 0;
-	*value = strtoll(text, &end, 0);
-	return end != text && !*end && !errno && !isspace((unsigned char)*text);
+	number = strtoull(hexadecimal ? text : digits, &end, hexadecimal ? 16 : 10);
+	/* The bits of a number without a sign can be said in hexadecimal */
+	if (*end || errno || (!hexadecimal && number > (unsigned long long)INT64_MAX + negative))
+		return false;
+	*value = negative ? -number : number;
+	return true;
 }
 
 bool burst_parse(const char *text, uint32_t *burst)
@@ -100,120 +110,161 @@ bool name_valid(const char *name)
 	return n && !name[n] && n < RESCUE_NAME_MAX;
 }
 
-static int set_text(struct parser *p, char **to, const char *name, const char *value)
+static void set_text(struct parser *p, char **to, const char *name, const char *value)
 {
-	if (*to)
-		return wrong(p, p->line, "%s is given twice", name);
-	if (!*value)
-		return wrong(p, p->line, "%s has no value", name);
-	*to = strdup(value);
-	return *to != NULL;
+	if (*value)
+		*to = strdup(value);
+	if (!*to)
+		wrong(p, p->line, "%s has no value", name);
 }
 
-static int option(struct parser *p, struct point *point, const char *name, const char *value)
+static void option(struct parser *p, const char *name, const char *value)
 {
-	if (!strcmp(name, "binary")) {
+	enum { BINARY, SYMBOL, BUILD_ID, VALUE, BURST, INTERVAL, DEADLINE, OUTPUT, NR };
+	static const char *const names[NR] = { "binary", "symbol", "build_id", "value", "burst", "interval", "deadline", "output" };
+	struct point *point = p->point;
+	unsigned int n = 0;
+
+	while (n < NR && strcmp(name, names[n]))
+		n++;
+	if (n == NR)
+		return wrong(p, p->line, "there is no option %s", name);
+	if (point->given & 1u << n)
+		return wrong(p, p->line, "%s is given twice", name);
+	point->given |= 1u << n;
+	switch (n) {
+	case BINARY:
 		if (*value != '/')
 			return wrong(p, p->line, "binary = %s: not a path that begins with /", value);
 		return set_text(p, &point->binary, name, value);
-	}
-	if (!strcmp(name, "symbol"))
+	case SYMBOL:
 		return set_text(p, &point->symbol, name, value);
-	if (!strcmp(name, "build_id"))
+	case BUILD_ID:
 		return set_text(p, &point->build_id, name, value);
-	if (!strcmp(name, "value")) {
-		if (point->has_value)
-			return wrong(p, p->line, "value is given twice");
+	case VALUE:
 		point->has_value = value_parse(value, &point->value);
-		return point->has_value ? 1 : wrong(p, p->line, "value = %s: not a number, as -1 or 0x7f", value);
+		if (!point->has_value)
+			wrong(p, p->line, "value = %s: not a number, as -1 or 0x7f", value);
+		break;
+	case BURST:
+		if (!burst_parse(value, &point->burst))
+			wrong(p, p->line, "burst = %s: not a number from 1 to %u", value, RESCUE_BURST_MAX);
+		break;
+	case INTERVAL:
+	case DEADLINE:
+		if (!interval_parse(value, n == INTERVAL ? &point->interval_ms : &point->deadline_ms))
+			wrong(p, p->line, "%s = %s: not a time from 1ms to 49d (ms, s, m, h, d)", name, value);
+		break;
+	case OUTPUT:
+		if (!output_parse(value, &point->output))
+			wrong(p, p->line, "output = %s: not give-up, cork or cascade", value);
 	}
-	if (!strcmp(name, "burst"))
-		return burst_parse(value, &point->burst) ? 1 :
-		       wrong(p, p->line, "burst = %s: not a number from 1 to %u", value, RESCUE_BURST_MAX);
-	if (!strcmp(name, "interval"))
-		return interval_parse(value, &point->interval_ms) ? 1 :
-		       wrong(p, p->line, "interval = %s: not a time from 1ms to 49d (ms, s, m, h, d)", value);
-	if (!strcmp(name, "deadline"))
-		return interval_parse(value, &point->deadline_ms) ? 1 :
-		       wrong(p, p->line, "deadline = %s: not a time from 1ms to 49d (ms, s, m, h, d)", value);
-	if (!strcmp(name, "output"))
-		return output_parse(value, &point->output) ? 1 :
-		       wrong(p, p->line, "output = %s: not give-up, cork or cascade", value);
-	return wrong(p, p->line, "there is no option %s", name);
 }
 
-static int handle(void *user, const char *section, const char *name, const char *value)
+/* A section that is wrong is a point all the same, so that its lines are read */
+static void section(struct parser *p, const char *name)
 {
-	struct parser *p = user;
-	struct point *point;
+	struct point *same, *point = calloc(1, sizeof(*point));
 
-	if (!*section)
-		return wrong(p, p->line, "%s is in no section: [NAME] begins a point", name);
-	LL_FOREACH(*p->points, point) {
-		if (!strcmp(point->name, section))
+	p->point = point;
+	if (!point)
+		return wrong(p, p->line, "%s", strerror(ENOMEM));
+	LL_FOREACH(*p->points, same) {
+		if (!strcmp(same->name, name))
 			break;
 	}
-	if (!point) {
-		if (!name_valid(section))
-			return wrong(p, p->line, "[%s]: not a name: up to %u characters without blanks", section, RESCUE_NAME_MAX - 1);
-		point = calloc(1, sizeof(*point));
-		if (!point)
-			return 0;
-		strcpy(point->name, section);
-		point->burst = DEFAULT_BURST;
-		point->interval_ms = DEFAULT_INTERVAL_MS;
-		LL_APPEND(*p->points, point);
-		if (!p->first)
-			p->first = point;
-	}
-	return option(p, point, name, value);
+	if (!name_valid(name))
+		wrong(p, p->line, "[%s]: not a name: up to %u characters without blanks", name, RESCUE_NAME_MAX - 1);
+	else if (same)
+		wrong(p, p->line, "[%s] is there already, in line %d of %s", name, same->line, same->path);
+	else
+		strcpy(point->name, name);
+	point->path = strdup(p->path);
+	point->line = p->line;
+	point->burst = DEFAULT_BURST;
+	point->interval_ms = DEFAULT_INTERVAL_MS;
+	LL_APPEND(*p->points, point);
 }
 
-/* The library does not tell the line */
-static char *next_line(char *text, int size, void *user)
+/* Without blanks at its ends */
+static char *strip(char *text)
 {
-	struct parser *p = user;
+	size_t n;
 
-	if (!fgets(text, size, p->file))
-		return NULL;
-	p->line++;
-	if (!strchr(text, '\n') && !feof(p->file)) {
-		wrong(p, p->line, "longer than %d characters", size - 2);
-		while (fgets(text, size, p->file) && !strchr(text, '\n'))
-			;
-		*text = 0;
-	}
+	text += strspn(text, " \t\r\n");
+	n = strlen(text);
+	while (n && isspace((unsigned char)text[n - 1]))
+		text[--n] = 0;
 	return text;
 }
 
+static void read_line(struct parser *p, char *line)
+{
+	char *text = strip(line), *value = strchr(text, '=');
+
+	if (!*text || *text == '#' || *text == ';')
+		return;
+	/* Other programs take it as more of the line before */
+	if (text != line)
+		return wrong(p, p->line, "begins with a blank: an option is one line");
+	if (*text == '[' && text[strlen(text) - 1] == ']') {
+		text[strlen(text) - 1] = 0;
+		return section(p, text + 1);
+	}
+	if (!value || value == text)
+		return wrong(p, p->line, "not [NAME], nor OPTION = VALUE");
+	if (!p->point)
+		return wrong(p, p->line, "%s is in no section: [NAME] begins a point", text);
+	*value++ = 0;
+	option(p, strip(text), strip(value));
+}
+
+/* NULL: what is wrong has been said */
+static FILE *open_file(const char *path)
+{
+	/* Of a FIFO it does not wait for who writes to it */
+	const int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+	const char *why = NULL;
+	struct stat st;
+	FILE *file;
+
+	if (fd < 0 || fstat(fd, &st))
+		why = strerror(errno);
+	else if (!S_ISREG(st.st_mode))
+		why = "not a regular file";
+	/* Who can write it changes what programs return */
+	else if ((st.st_uid && st.st_uid != geteuid()) || st.st_mode & 022)
+		why = "others can change it: it must be root's or yours, and writable for nobody else";
+	file = why ? NULL : fdopen(fd, "r");
+	if (file)
+		return file;
+	fprintf(stderr, "rescuectl: %s: %s\n", path, why ?: strerror(errno));
+	if (fd >= 0)
+		close(fd);
+	return NULL;
+}
 
 static int read_file(const char *path, struct point **points)
 {
 	struct parser p = { .path = path, .points = points };
-	struct point *point;
-	struct stat st;
-	int line;
+	FILE *file = open_file(path);
+	char *line = NULL;
+	size_t size = 0;
 
-	p.file = fopen(path, "re");
-	if (!p.file || fstat(fileno(p.file), &st)) {
-		fprintf(stderr, "rescuectl: %s: %s\n", path, strerror(errno));
-		if (p.file)
-			fclose(p.file);
+	if (!file)
 		return 1;
+	while (getline(&line, &size, file) >= 0) {
+		p.line++;
+		read_line(&p, line);
 	}
-	/* Who can write it changes what programs return */
-	if ((st.st_uid && st.st_uid != geteuid()) || st.st_mode & 022) {
-		fprintf(stderr, "rescuectl: %s: others can change it: it must be root's or yours, and writable for nobody else\n", path);
-		fclose(p.file);
-		return 1;
-	}
-	line = ini_parse_stream(next_line, &p, handle, &p);
-	if (line)
-		wrong(&p, line > 0 ? line : p.line, "not [NAME], nor OPTION = VALUE");
-	fclose(p.file);
-	LL_FOREACH(p.first, point) {
-		if (!point->binary || !point->symbol || !point->has_value)
-			wrong(&p, p.line, "[%s] has no %s", point->name, !point->binary ? "binary" : !point->symbol ? "symbol" : "value");
+	free(line);
+	if (ferror(file))
+		wrong(&p, p.line, "%s", strerror(errno));
+	fclose(file);
+	LL_FOREACH(*points, p.point) {
+		if (!p.point->wrong && (!p.point->binary || !p.point->symbol || !p.point->has_value))
+			wrong(&p, p.point->line, "[%s] has no %s", p.point->name,
+			      !p.point->binary ? "binary" : !p.point->symbol ? "symbol" : "value");
 	}
 	return p.wrong;
 }
@@ -259,6 +310,7 @@ void config_free(struct point *points)
 		free(point->binary);
 		free(point->symbol);
 		free(point->build_id);
+		free(point->path);
 		free(point);
 	}
 }

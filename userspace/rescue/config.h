@@ -18,10 +18,15 @@ struct point {
 	int64_t value;
 	bool has_value;
 	uint32_t burst, interval_ms, deadline_ms, output, inject;
+	/* Of a file: */
+	char *path;
+	int line;
+	unsigned int given;	/* options */
+	bool wrong;		/* a line of it is: it is not to be used */
 	struct point *next;
 };
 
-/* "-1", "0x7f": false if it is not a number of 64 bits */
+/* "-1", "0x7f": false if it is not a number of 64 bits. In hexadecimal all of them can be said. */
 bool value_parse(const char *text, int64_t *value);
 bool burst_parse(const char *text, uint32_t *burst);
 bool interval_parse(const char *text, uint32_t *interval_ms);

@@ -150,7 +150,7 @@ int point_open(const struct point *point, struct function *function)
 	if (fd < 0)
 		return complain(point->binary), -1;
 	if (!function_find(fd, point->binary, point->symbol, function)) {
-		if (!point->build_id || !strncmp(point->build_id, function->build_id, FUNCTION_BUILD_ID))
+		if (!point->build_id || !strncasecmp(point->build_id, function->build_id, FUNCTION_BUILD_ID))
 			return fd;
 		fprintf(stderr, "rescuectl: %s: its build ID is %s, not %s: look whether the point is right for it, and change build_id\n",
 			point->binary, *function->build_id ? function->build_id : "missing", point->build_id);
