@@ -71,8 +71,8 @@ static int load(const char *path)
 	json_t *before = points_read();
 
 	for (struct point *point = points; point; point = point->next) {
-		/* What is incomplete has been said */
-		if (point->binary && point->symbol && point->has_value)
+		/* What is wrong has been said */
+		if (!point->wrong)
 			placed[point_place(point, before)]++;
 	}
 	placed[POINT_WRONG] += errors;
@@ -92,7 +92,7 @@ static int check(const char *path)
 		struct function function;
 		int fd;
 
-		if (!point->binary || !point->symbol || !point->has_value)
+		if (point->wrong)
 			continue;
 		fd = point_open(point, &function);
 		if (fd < 0) {
@@ -218,6 +218,46 @@ static int cascade(char **argv)
 	return 1;
 }
 
+/* What is wrong with the argument of an option; NULL: nothing */
+static const char *take(int option, const char *text, struct point *point)
+{
+	switch (option) {
+	case 'v':
+		point->has_value = value_parse(text, &point->value);
+		return point->has_value ? NULL : "not a number, as -1 or 0x7f";
+	case 'n':
+		snprintf(point->name, sizeof(point->name), "%s", text);
+		return name_valid(text) ? NULL : "not a name: up to 127 characters without blanks";
+	case 'b':
+		return burst_parse(text, &point->burst) ? NULL : "not a number from 1 to 1000000";
+	case 'I':
+		return burst_parse(text, &point->inject) ? NULL : "not a number from 1 to 1000000";
+	case 'i':
+		return interval_parse(text, &point->interval_ms) ? NULL : "not a time from 1ms to 49d (ms, s, m, h, d)";
+	case 'd':
+		return interval_parse(text, &point->deadline_ms) ? NULL : "not a time from 1ms to 49d (ms, s, m, h, d)";
+	case 'o':
+		return output_parse(text, &point->output) ? NULL : "not give-up, cork or cascade";
+	default:
+		return NULL;
+	}
+}
+
+/* Does the command know all options that are given? */
+static bool knows(const char *command, const char *given)
+{
+	static const char *const known[][2] = {
+		{ "add", "vnbidoI" }, { "test", "vnbidoI" }, { "remove", "a" }, { "list", "j" },
+	};
+	const char *options = "";
+
+	for (size_t i = 0; i < sizeof(known) / sizeof(*known); i++) {
+		if (!strcmp(command, known[i][0]))
+			options = known[i][1];
+	}
+	return given[strspn(given, options)] == 0;
+}
+
 int main(int argc, char **argv)
 {
 	static const struct option options[] = {
@@ -235,77 +275,54 @@ int main(int argc, char **argv)
 		{ }
 	};
 	struct point point = { .burst = DEFAULT_BURST, .interval_ms = DEFAULT_INTERVAL_MS };
-	bool json = false, all = false, limited = false;
-	const char *command;
-	int option;
+	char given[sizeof(options) / sizeof(*options)] = "";
+	const char *command, *why;
+	int option, which;
 
 	/* Options of the command are its own */
-	while ((option = getopt_long(argc, argv, argc > 1 && !strcmp(argv[1], "cascade") ? "+" : "", options, NULL)) != -1) {
-		bool good = true;
-
-		switch (option) {
-		case 'v':
-			good = point.has_value = value_parse(optarg, &point.value);
-			break;
-		case 'n':
-			good = name_valid(optarg);
-			snprintf(point.name, sizeof(point.name), "%s", optarg);
-			break;
-		case 'b':
-			good = limited = burst_parse(optarg, &point.burst);
-			break;
-		case 'i':
-			good = interval_parse(optarg, &point.interval_ms);
-			break;
-		case 'd':
-			good = interval_parse(optarg, &point.deadline_ms);
-			break;
-		case 'o':
-			good = output_parse(optarg, &point.output);
-			break;
-		case 'I':
-			good = burst_parse(optarg, &point.inject);
-			break;
-		case 'j':
-			json = true;
-			break;
-		case 'a':
-			all = true;
-			break;
-		case 'h':
+	while ((option = getopt_long(argc, argv, argc > 1 && !strcmp(argv[1], "cascade") ? "+" : "", options, &which)) != -1) {
+		if (option == '?')
+			return usage(stderr, 2);
+		if (option == 'h')
 			return usage(stdout, 0);
-		case 'V':
+		if (option == 'V') {
 			puts("rescuectl " PERDURE_VERSION);
 			return 0;
-		default:
-			return usage(stderr, 2);
 		}
-		if (!good) {
-			fprintf(stderr, "rescuectl: %s: not what it should be; see rescuectl(8)\n", optarg);
+		why = strchr(given, option) ? "given twice" : take(option, optarg, &point);
+		if (why) {
+			fprintf(stderr, "rescuectl: --%s%s%s: %s\n", options[which].name, optarg ? " " : "", optarg ?: "", why);
 			return 2;
 		}
+		given[strlen(given)] = option;
 	}
 	if (optind == argc)
 		return usage(stderr, 2);
 	command = argv[optind++];
 	argc -= optind;
 	argv += optind;
+	if (!knows(command, given))
+		return usage(stderr, 2);
 	if (!strcmp(command, "add") && argc == 2)
 		return add(argv, &point);
 	if (!strcmp(command, "test") && argc > 2)
-		return try(argv, &point, limited);
+		return try(argv, &point, strchr(given, 'b'));
 	if (!strcmp(command, "suggest") && argc)
 		return suggest(argv[0], argv + 1);
-	if (!strcmp(command, "remove") && !argc == all)
-		return remove_points(argv, all);
+	if (!strcmp(command, "remove") && !argc == !!strchr(given, 'a'))
+		return remove_points(argv, !argc);
 	if (!strcmp(command, "list") && !argc)
-		return list(json);
+		return list(strchr(given, 'j'));
 	if (!strcmp(command, "load") && argc <= 1)
 		return load(argc ? *argv : RESCUE_DIRECTORY);
 	if (!strcmp(command, "check") && argc <= 1)
 		return check(argc ? *argv : RESCUE_DIRECTORY);
 	if (!strcmp(command, "show") && argc == 2)
 		return show(argv[0], argv[1]);
+	if (!strcmp(command, "cascade") && argc && !strcmp(*argv, "--")) {
+		argc--;
+		argv++;
+	}
 	if (!strcmp(command, "cascade") && argc)
 		return cascade(argv);
 	return usage(stderr, 2);

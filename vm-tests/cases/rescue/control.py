@@ -91,10 +91,20 @@ def said() -> None:
                        (("add", "/etc/passwd", "x", "--value", 1), "not a program"), (("add", "/nowhere", "x", "--value", 1), "No such file"),
                        (("show", RESCUECTL, "x"), "no function x")):
         assert why in ctl(*words, ok=1), words
+    for value, number in (("010", 10), ("-9223372036854775808", -1 << 63), ("0x7fffffffffffffff", (1 << 63) - 1), ("0x8000000000000000", -1 << 63),
+                          ("0xffffffffffffffff", -1), ("9223372036854775807", (1 << 63) - 1), ("-0", 0)):
+        ctl("add", PROGRAM, "plain", "--value", value)
+        equal((value, point("plain")["value"]), (value, number))
+        ctl("remove", "plain")
+    for value in ("-9223372036854775809", "9223372036854775808", "0x10000000000000000", "0x", "-", "--1", "-0x1", "+1", " 1", "1 ", "a", "0x0x1", "1e3"):
+        assert f"--value {value}: not a number" in ctl("add", PROGRAM, "plain", f"--value={value}", ok=2), value
     for wrong in (("add", PROGRAM, "plain"), ("add", PROGRAM), ("add", PROGRAM, "plain", "--value", "x"), ("add", PROGRAM, "plain", "--value", ""),
                   ("add", PROGRAM, "plain", "--value", 1, "--burst", 0), ("add", PROGRAM, "plain", "--value", 1, "--interval", "3"),
                   ("add", PROGRAM, "plain", "--value", 1, "--output", "refuse"), ("add", PROGRAM, "plain", "--value", 1, "--deadline", 0), (), ("what",),
-                  ("remove",), ("remove", "--all", "one"), ("list", "one"), ("cascade",), ("add", PROGRAM, "plain", "--value", 1, "--name", "a b")):
+                  ("remove",), ("remove", "--all", "one"), ("list", "one"), ("cascade",), ("cascade", "--"),
+                  ("list", "--all"), ("remove", "--json", "x"), ("load", "--value", 1), ("show", PROGRAM, "plain", "--burst", 1), ("check", "--what"),
+                  ("suggest", PROGRAM, "--inject", 1), ("--value", 1, "cascade", "true"), ("remove", "--all", "--all"),
+                  ("add", PROGRAM, "plain", "--value", 1, "--value", 1), ("add", PROGRAM, "plain", "--value", 1, "--name", "a b")):
         ctl(*wrong, ok=2)
 
 
@@ -109,6 +119,7 @@ def cascading() -> None:
     equal(ctl("cascade", "python3", "-c", asked, user=65534), "1\n")
     equal(ctl("cascade", "bash", "-c", f"python3 -c '{asked}' --all"), "1\n")
     equal(subprocess.run([sys.executable, "-c", asked], stdout=subprocess.PIPE, text=True).stdout, "0\n")
+    equal(ctl("cascade", "--", "python3", "-c", asked), "1\n")
     assert "No such file" in ctl("cascade", "/nowhere", ok=1)
 
 
@@ -131,16 +142,41 @@ def files() -> None:
     equal((point("plain")["deadline_ms"], point("tail")["deadline_ms"]), (60000, 0))
     ctl("remove", "--all")
     good = f"binary = {PROGRAM}\nsymbol = plain\nvalue = 1\n"
-    for text, line, why in (("what\n", 1, "[NAME]"), ("value = 1\n", 1, "no section"), ("[a b]\n" + good, 2, "not a name"),
+    for text, line, why in (("what\n", 1, "[NAME]"), ("value = 1\n", 1, "no section"), ("[a b]\n" + good, 1, "not a name"),
                             (f"[p]\n{good}colour = red\n", 5, "no option colour"), (f"[p]\n{good}burst = 0\n", 5, "burst = 0"),
                             (f"[p]\n{good}interval = soon\n", 5, "interval = soon"),
                             (f"[p]\n{good}deadline = 0s\n", 5, "deadline = 0s"),
-                            (f"[p]\n{good}output = none\n", 5, "output = none"), (f"[p]\n{good}value = 2\n", 5, "twice"),
-                            ("[p]\nbinary = plain\n", 2, "begins with /"), ("[p]\nsymbol = x\nvalue = 1\n", 3, "no binary"),
-                            (f"[p]\n{good}symbol = {'x' * 300}\n", 5, "longer")):
+                            (f"[p]\n{good}output = none\n", 5, "output = none"), (f"[p]\n{good}value = 2\n", 5, "value is given twice"),
+                            (f"[p]\n{good}burst = 2\nburst = 2\n", 6, "burst is given twice"),
+                            (f"[p]\n{good}deadline = 2s\ndeadline = 2s\n", 6, "deadline is given twice"),
+                            (f"[p]\n{good}output = cork\noutput = cork\n", 6, "output is given twice"),
+                            ("[p]\nbinary = plain\nsymbol = x\nvalue = 1\n", 2, "begins with /"), ("\n[p]\nsymbol = x\nvalue = 1\n", 2, "no binary"),
+                            (f"[p]\n[q]\n{good}", 1, "[p] has no binary"), (f"[p]\n{good}[q]\n", 5, "[q] has no binary"),
+                            (f"[p]\n{good}what\n", 5, "[NAME]"), (f"[p]\n{good}symbol\n", 5, "[NAME]"), (f"[{'p' * 128}]\n{good}", 1, "not a name"),
+                            (f"[p]\n{good}  burst = 5\n", 5, "begins with a blank"), (f"[p]\n{good}symbol =\n", 5, "twice"),
+                            (f"[p]\nbuild_id =\n{good}", 2, "build_id has no value"), (f"[p]\n{good}[p]\n{good}", 5, f"in line 1 of {directory}/b.conf"),
+                            (f"[plain]\n{good}", 1, f"[plain] is there already, in line 2 of {directory}/a.conf"),
+                            (f"[p]\n{good.replace('= 1', '= 1x')}", 4, "value = 1x")):
         (directory / "b.conf").write_text(text)
-        said = ctl("check", directory, ok=1)
-        assert f"b.conf:{line}: " in said and why in said, f"{text!r}: {said}"
+        said = ctl("check", directory, ok=1).splitlines()
+        # Once, and the point that is wrong is not added
+        assert len(said) == 2 and said[0].startswith(f"rescuectl: {directory}/b.conf:{line}: ") and why in said[0], f"{text!r}: {said}"
+        equal(said[1], f"{1 + text.count('[q]' + chr(10) + good) + text.count('[p]' + chr(10) + good + '[')} right, 1 wrong")
+    # A name as long as it can be, and a line that is longer
+    (directory / "b.conf").write_text(f"# {'x' * 1000}\n  # {'x' * 1000}\n[{'p' * 127}]\n{good}")
+    equal(ctl("load", directory), "2 added, 0 replaced, 0 there before, 0 wrong\n")
+    equal(point("p" * 127)["value"], 1)
+    ctl("remove", "--all")
+    # Only regular files
+    (directory / "b.conf").unlink()
+    for make in (os.mkfifo, os.mkdir):
+        make(directory / "b.conf")
+        assert "b.conf: not a regular file" in ctl("check", directory, ok=1)
+        os.rename(directory / "b.conf", PLACE / make.__name__)
+    assert "mkfifo: not a regular file" in ctl("load", PLACE / "mkfifo", ok=1)
+    build_id = re.findall(r"build_id  (\w+)", ctl("show", PROGRAM, "plain"))[0]
+    (directory / "b.conf").write_text(f"[p]\n{good}build_id = {build_id.upper()}\n")
+    equal(ctl("check", directory), "2 right, 0 wrong\n")
     (directory / "b.conf").write_text(f"[p]\n{good}build_id = 0123\n")
     assert "its build ID is" in ctl("load", directory, ok=1)
     equal(sum(p["id"] > 0 for p in json.loads(ctl("list", "--json"))), 1)
