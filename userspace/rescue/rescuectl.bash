@@ -51,7 +51,7 @@ _rescuectl() {
 	--value | --name | --burst | --interval | --deadline | --inject) return ;;
 	esac
 	case $command in
-	'') mapfile -t COMPREPLY < <(compgen -W 'add remove list load check suggest test show cascade --help --version' -- "$cur") ;;
+	'') mapfile -t COMPREPLY < <(compgen -W 'add remove list load unload check suggest test show cascade --help --version' -- "$cur") ;;
 	add | test)
 		if [[ $cur == -* ]]; then
 			mapfile -t COMPREPLY < <(compgen -W "$point" -- "$cur")
@@ -63,9 +63,12 @@ _rescuectl() {
 		fi
 		;;
 	show | suggest) [[ $n -ne 0 ]] || _rescuectl_files ;;
-	remove) _rescuectl_offer < <(echo --all; rescuectl list 2>/dev/null | awk 'NR > 1 { print $1 }') ;;
+	remove)
+		_rescuectl_offer < <(echo --all; awk '!/(^| )id=0 / { for (i = 1; i <= NF; i++) if (sub(/^name=/, "", $i)) print $i }' \
+			/proc/rescue 2>/dev/null)
+		;;
 	list) mapfile -t COMPREPLY < <(compgen -W --json -- "$cur") ;;
-	load | check) _rescuectl_files ;;
+	load | unload | check) _rescuectl_files ;;
 	cascade) _rescuectl_files -c ;;
 	esac
 }

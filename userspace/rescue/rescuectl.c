@@ -24,6 +24,7 @@ static int usage(FILE *to, int status)
 	      "  remove NAME...     takes points away; --all: each\n"
 	      "  list [--json]      the points there are, and what has become of their faults\n"
 	      "  load [PATH]        adds those of a file or a directory (" RESCUE_DIRECTORY "), and replaces what has changed\n"
+	      "  unload [PATH]      takes those of a file or a directory away\n"
 	      "  check [PATH]       says what is wrong with them, and changes nothing\n"
 	      "  suggest BINARY [-- COMMAND...]\n"
 	      "                     functions of it that return an error; which of those that COMMAND calls are fit for a point\n"
@@ -81,6 +82,29 @@ static int load(const char *path)
 	json_decref(before);
 	config_free(points);
 	return !!placed[POINT_WRONG];
+}
+
+/* Those of the files, and no others */
+static int unload(const char *path)
+{
+	struct point *points = NULL;
+	int errors = config_read(path, &points), removed = 0;
+	json_t *there = points_read();
+
+	if (!there)
+		errors += complain(POINTS_FILE);
+	for (struct point *point = points; point; point = point->next) {
+		const long long id = points_find(there, point->name);
+
+		if (id && point_remove(id, point->name))
+			errors++;
+		else if (id)
+			removed++;
+	}
+	printf("%d removed, %d wrong\n", removed, errors);
+	json_decref(there);
+	config_free(points);
+	return !!errors;
 }
 
 static int check(const char *path)
@@ -315,6 +339,8 @@ int main(int argc, char **argv)
 		return list(strchr(given, 'j'));
 	if (!strcmp(command, "load") && argc <= 1)
 		return load(argc ? *argv : RESCUE_DIRECTORY);
+	if (!strcmp(command, "unload") && argc <= 1)
+		return unload(argc ? *argv : RESCUE_DIRECTORY);
 	if (!strcmp(command, "check") && argc <= 1)
 		return check(argc ? *argv : RESCUE_DIRECTORY);
 	if (!strcmp(command, "show") && argc == 2)

@@ -220,6 +220,14 @@ def reloaded() -> None:
     copy.unlink()
     shutil.copy(PLAIN, copy)
     load(replaced)
+    # Only what its file names goes
+    ctl("add", PROGRAM, "plain", "--value", 1, "--name", "other")
+    equal(ctl("unload", conf), "1 removed, 0 wrong\n")
+    equal(ctl("unload", conf), "0 removed, 0 wrong\n")
+    equal([p["name"] for p in json.loads(ctl("list", "--json")) if p["id"]], ["other"])
+    ctl("remove", "other")
+    assert "No such file" in ctl("unload", PLACE / "none", ok=1)
+    load("1 added, 0 replaced, 0 there before, 0 wrong")
     # What is wrong leaves it as it was
     conf.write_text(conf.read_text().replace("plain", "none"))
     equal(ctl("load", conf, ok=1).splitlines()[-1], "0 added, 0 replaced, 0 there before, 1 wrong")
