@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 #include <capstone/capstone.h>
 #include <elf.h>
+#include <errno.h>
+#include <fcntl.h>
 #include <gelf.h>
 #include <inttypes.h>
 #include <libelf.h>
@@ -9,6 +11,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "function.h"
@@ -354,6 +357,25 @@ static void close_file(struct finder *f)
 	if (f->engine)
 		cs_close(&f->engine);
 	elf_end(f->elf);
+}
+
+int function_open(const char *path)
+{
+	/* Of a FIFO it does not wait for who writes to it, and a device may have no end */
+	const int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+	const char *why = NULL;
+	struct stat st;
+
+	if (fd < 0 || fstat(fd, &st))
+		why = strerror(errno);
+	else if (!S_ISREG(st.st_mode))
+		why = "not a regular file";
+	if (!why)
+		return fd;
+	fprintf(stderr, "rescuectl: %s: %s\n", path, why);
+	if (fd >= 0)
+		close(fd);
+	return -1;
 }
 
 int function_find(int fd, const char *path, const char *symbol, struct function *function)

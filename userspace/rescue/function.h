@@ -20,6 +20,9 @@ struct function {
 	char build_id[FUNCTION_BUILD_ID + 1];	/* empty: it has none */
 };
 
+/* Opens a file that may be a program; -1: what is wrong has been said */
+int function_open(const char *path);
+
 /* 0, or -1: what is wrong has been said */
 int function_find(int fd, const char *path, const char *symbol, struct function *function);
 

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 #include <errno.h>
-#include <fcntl.h>
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -12,18 +11,26 @@
 #include "numbers.h"
 #include "points.h"
 
-int complain(const char *what)
+static int say(const char *what, const char *hint)
 {
-	const char *hint = "";
-
-	if (errno == ENOSYS)
-		hint = ": this kernel has no rescue points: boot one of Perdure's";
-	else if (errno == EPERM || errno == EACCES)
-		hint = ": that is for root; without it you add points to files of your own";
-	else if (errno == EDQUOT)
-		hint = ": you have as many points as a user can: remove some";
 	fprintf(stderr, "rescuectl: %s: %s%s\n", what, strerror(errno), hint);
 	return 1;
+}
+
+int complain(const char *what)
+{
+	return say(what, errno == ENOSYS ? ": this kernel has no rescue points: boot one of Perdure's" : "");
+}
+
+int complain_add(const char *name)
+{
+	if (errno == EPERM)
+		return say(name, ": that is for root; without it you add points to files of your own");
+	if (errno == EDQUOT)
+		return say(name, ": you have as many points as a user can: remove some");
+	if (errno == EINVAL)
+		return say(name, ": the kernel cannot put a breakpoint at its beginning or where it is left");
+	return complain(name);
 }
 
 long rescue(unsigned int op, unsigned long arg, size_t size)
@@ -138,17 +145,22 @@ long long point_add(const struct point *point, int fd, const struct function *fu
 		.deadline_ms = point->deadline_ms,
 		.inject = point->inject,
 	};
+	long long id;
 
 	strcpy(args.name, point->name);
-	return rescue(RESCUE_ADD, (unsigned long)&args, sizeof(args));
+	id = rescue(RESCUE_ADD, (unsigned long)&args, sizeof(args));
+	/* An instruction that is not probed, in the kernel's own words */
+	if (id < 0 && errno == 524)
+		errno = EINVAL;
+	return id;
 }
 
 int point_open(const struct point *point, struct function *function)
 {
-	int fd = open(point->binary, O_RDONLY | O_CLOEXEC);
+	int fd = function_open(point->binary);
 
 	if (fd < 0)
-		return complain(point->binary), -1;
+		return -1;
 	if (!function_find(fd, point->binary, point->symbol, function)) {
 		if (!point->build_id || !strncasecmp(point->build_id, function->build_id, FUNCTION_BUILD_ID))
 			return fd;
@@ -214,7 +226,7 @@ enum point_placed point_place(const struct point *point, json_t *before)
 	} else {
 		id = point_add(point, fd, &function);
 		if (id < 0)
-			complain(point->name);
+			complain_add(point->name);
 		else
 			placed = old ? replace(point, old, id) : POINT_NEW;
 	}

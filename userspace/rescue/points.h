@@ -12,6 +12,8 @@
 
 /* Says what is wrong, by errno, and what to do; 1 */
 int complain(const char *what);
+/* The same, of a point that could not be added */
+int complain_add(const char *name);
 
 long rescue(unsigned int op, unsigned long arg, size_t size);
 

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 /* rescuectl: functions that return an error when they fault. See rescuectl(8). */
 #include <errno.h>
-#include <fcntl.h>
 #include <getopt.h>
 #include <inttypes.h>
 #include <jansson.h>
@@ -50,8 +49,8 @@ static int list(bool json)
 	}
 	printf("%-32s %10s %8s %8s %8s %8s  %s\n", "NAME", "ENTERED", "RESCUED", "GIVEN UP", "REFUSED", "DIED", "WHY");
 	json_array_foreach(points, i, point) {
-		/* Scopes of programs' own, when there were any */
-		if (!point_number(point, "id") && !point_number(point, "entered"))
+		/* Scopes of programs' own, and of peers, when there were any */
+		if (!point_number(point, "id") && !point_number(point, "entered") && !point_sum(point, "refused_") && !point_sum(point, "died_"))
 			continue;
 		printf("%-32s %10lld %8lld %8lld %8lld %8lld  ", point_name(point), point_number(point, "entered"), point_number(point, "rescued"),
 		       point_sum(point, "given_up_"), point_sum(point, "refused_"), point_sum(point, "died_"));
@@ -159,11 +158,11 @@ static int remove_points(char *const *names, bool all)
 
 static int show(const char *binary, const char *symbol)
 {
-	int fd = open(binary, O_RDONLY | O_CLOEXEC);
+	int fd = function_open(binary);
 	struct function function;
 
 	if (fd < 0)
-		return complain(binary);
+		return 1;
 	if (function_find(fd, binary, symbol, &function)) {
 		close(fd);
 		return 1;
@@ -191,41 +190,36 @@ static int complete(char **argv, struct point *point)
 		fprintf(stderr, "rescuectl: what does %s return when it fails? Say it: --value N\n", point->symbol);
 		return 2;
 	}
-	if (!*point->name && snprintf(point->name, sizeof(point->name), "%s", point->symbol) >= (int)sizeof(point->name)) {
-		fprintf(stderr, "rescuectl: %s is too long for a name: --name NAME\n", point->symbol);
+	if (!*point->name && !name_valid(point->symbol)) {
+		fprintf(stderr, "rescuectl: %s cannot be the name of a point: --name NAME\n", point->symbol);
 		return 2;
 	}
+	if (!*point->name)
+		strcpy(point->name, point->symbol);
 	return 0;
 }
 
-static int add(char **argv, struct point *point)
+static int add(const struct point *point)
 {
-	int status = complete(argv, point);
-	json_t *before;
-	bool there;
+	json_t *before = points_read();
+	const bool there = points_find(before, point->name);
+	int status = 1;
 
-	if (status)
-		return status;
-	before = points_read();
-	there = points_find(before, point->name);
 	if (there)
 		fprintf(stderr, "rescuectl: there is a point %s already: `rescuectl remove %s` takes it away\n", point->name, point->name);
-	status = there || point_place(point, before) == POINT_WRONG;
+	else
+		status = point_place(point, before) == POINT_WRONG;
 	json_decref(before);
 	return status;
 }
 
-static int try(char **argv, struct point *point, bool limited)
+static int try(struct point *point, char *const *argv, bool limited)
 {
-	const int status = complete(argv, point);
-
-	if (status)
-		return status;
 	if (!point->inject)
 		point->inject = 1;
 	if (!limited)
 		point->burst = RESCUE_BURST_MAX;
-	return test(point, argv + 2);
+	return test(point, argv);
 }
 
 static int cascade(char **argv)
@@ -327,10 +321,14 @@ int main(int argc, char **argv)
 	argv += optind;
 	if (!knows(command, given))
 		return usage(stderr, 2);
-	if (!strcmp(command, "add") && argc == 2)
-		return add(argv, &point);
-	if (!strcmp(command, "test") && argc > 2)
-		return try(argv, &point, strchr(given, 'b'));
+	if ((!strcmp(command, "add") && argc == 2) || (!strcmp(command, "test") && argc > 2)) {
+		int status = complete(argv, &point);
+
+		if (!status)
+			status = argc == 2 ? add(&point) : try(&point, argv + 2, strchr(given, 'b'));
+		free(point.binary);
+		return status;
+	}
 	if (!strcmp(command, "suggest") && argc)
 		return suggest(argv[0], argv + 1);
 	if (!strcmp(command, "remove") && !argc == !!strchr(given, 'a'))

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 #include <errno.h>
-#include <fcntl.h>
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -12,8 +11,9 @@
 #include "test.h"
 #include "trial.h"
 
-#define POINTS_MAX	1000	/* in one run */
-#define RUNS_MAX	5
+#define POINTS_MAX	1000	/* in one run; a user may have fewer */
+#define ROUNDS_MAX	5	/* runs with the same functions, without those that are out */
+#define RUNS_MAX	60
 
 struct candidate {
 	char *symbol;
@@ -22,6 +22,8 @@ struct candidate {
 	int64_t value;
 	unsigned int places;
 	long long id;		/* of its point in this run; 0: none */
+	bool seen;		/* it had a point in a run */
+	bool settled;		/* it needs no more of them */
 	bool out;		/* it has done what cannot be undone */
 	json_t *counts;		/* of its last run with calls, or NULL */
 };
@@ -47,8 +49,8 @@ static void consider(const char *symbol, const struct function *function, const 
 		if (!strcmp(symbol, none[i]))
 			return;
 	}
-	/* A name of a point */
-	if (strlen(symbol) >= RESCUE_NAME_MAX || !returned_error(function, code, type, &value, &places))
+	/* A name of a point, and nothing that a terminal obeys */
+	if (!name_valid(symbol) || !returned_error(function, code, type, &value, &places))
 		return;
 	if (candidates->nr == candidates->size) {
 		const size_t more = candidates->size ? 2 * candidates->size : 64;
@@ -91,7 +93,8 @@ static void drop_twins(struct candidates *candidates)
 {
 	size_t nr = 0;
 
-	qsort(candidates->all, candidates->nr, sizeof(*candidates->all), by_symbol);
+	if (candidates->nr)
+		qsort(candidates->all, candidates->nr, sizeof(*candidates->all), by_symbol);
 	for (size_t i = 0, next; i < candidates->nr; i = next) {
 		for (next = i + 1; next < candidates->nr && !by_symbol(&candidates->all[i], &candidates->all[next]); next++)
 			candidate_free(candidates->all[next]);
@@ -121,35 +124,29 @@ static int by_use(const void *a, const void *b)
 
 /* ---- Runs */
 
-/* The points of a run; false: what is wrong has been said */
+/* As many as there can be of those that are not settled; false: what is wrong has been said */
 static bool add_points(struct candidates *candidates, int fd)
 {
 	size_t nr = 0;
 
-	for (size_t i = 0; i < candidates->nr; i++) {
+	for (size_t i = 0; i < candidates->nr && nr < POINTS_MAX; i++) {
 		struct candidate *candidate = candidates->all[i];
 		struct point point = { .burst = RESCUE_BURST_MAX, .interval_ms = 1, .value = candidate->value };
 
-		candidate->id = 0;
-		if (candidate->out)
+		if (candidate->settled)
 			continue;
-		if (nr < POINTS_MAX) {
-			strcpy(point.name, candidate->symbol);
-			candidate->id = point_add(&point, fd, &candidate->function);
-		}
-		/* A user has a few of them */
-		if (nr && (candidate->id < 0 ? errno == EDQUOT : !candidate->id)) {
-			candidate->id = 0;
-			fprintf(stderr, "rescuectl: only the first %zu functions are looked at\n", nr);
-			break;
-		}
-		/* An instruction that cannot have a breakpoint is no reason to stop */
-		if (candidate->id < 0 && errno != EINVAL && errno != EOPNOTSUPP)
-			return complain(candidate->symbol), false;
-		if (candidate->id < 0)
-			candidate->out = true;
-		else
+		strcpy(point.name, candidate->symbol);
+		candidate->id = point_add(&point, fd, &candidate->function);
+		if (candidate->id > 0) {
 			nr++;
+		} else if (errno == EINVAL || errno == EOPNOTSUPP) {
+			/* It cannot have a breakpoint, and that is no reason to stop */
+			candidate->settled = true;
+		} else if (errno == EDQUOT && nr) {
+			break;
+		} else {
+			return complain_add(candidate->symbol), false;
+		}
 	}
 	return true;
 }
@@ -163,8 +160,8 @@ static void remove_points(struct candidates *candidates)
 	}
 }
 
-/* How many have turned out to do what cannot be undone */
-static unsigned int look(struct candidates *candidates)
+/* How many have turned out to do what cannot be undone. If none has, or @last, this was the last run of all that had a point. */
+static unsigned int look(struct candidates *candidates, bool last)
 {
 	json_t *points = points_read();
 	unsigned int out = 0;
@@ -177,11 +174,33 @@ static unsigned int look(struct candidates *candidates)
 			continue;
 		json_decref(candidate->counts);
 		candidate->counts = json_incref(counts);
-		candidate->out = point_sum(counts, "given_up_") + point_sum(counts, "refused_") > 0;
+		candidate->out = candidate->settled = point_sum(counts, "given_up_") + point_sum(counts, "refused_") > 0;
 		out += candidate->out;
+	}
+	for (size_t i = 0; i < candidates->nr; i++) {
+		candidates->all[i]->seen |= candidates->all[i]->id > 0;
+		candidates->all[i]->settled |= candidates->all[i]->id > 0 && (last || !out);
 	}
 	json_decref(points);
 	return out;
+}
+
+static size_t count_seen(const struct candidates *candidates)
+{
+	size_t nr = 0;
+
+	for (size_t i = 0; i < candidates->nr; i++)
+		nr += candidates->all[i]->seen;
+	return nr;
+}
+
+static bool are_settled(const struct candidates *candidates)
+{
+	for (size_t i = 0; i < candidates->nr; i++) {
+		if (!candidates->all[i]->settled)
+			return false;
+	}
+	return true;
 }
 
 static void progress(void *arg)
@@ -189,25 +208,33 @@ static void progress(void *arg)
 	fprintf(stderr, "rescuectl: run %u ...\n", *(unsigned int *)arg);
 }
 
-/* What is called within a scope is a part of it: those that are out are taken away, and it runs again. */
-static bool run_all(struct candidates *candidates, const struct trial *trial, char *const *argv)
+/*
+ * What is called within a scope is a part of it: those that are out are taken away, and it runs again. Then it is the turn of those for which
+ * there was no point.
+ */
+static bool run_all(struct candidates *candidates, struct trial *trial, char *const *argv)
 {
+	unsigned int round = 0;
 	bool good = true;
-	unsigned int out = 1;
 
-	for (unsigned int run = 1; good && out && run <= RUNS_MAX; run++) {
-		good = add_points(candidates, trial->fd);
-		if (good) {
-			const int ending = trial_run(trial, argv, progress, &run);
+	for (unsigned int run = 1; good && !trial->signal && run <= RUNS_MAX && !are_settled(candidates); run++) {
+		const int ending = add_points(candidates, trial->fd) ? trial_run(trial, argv, progress, &run) : -1;
 
-			good = ending >= 0;
-			out = look(candidates);
-			if (good)
-				fprintf(stderr, "rescuectl: run %u ended with status %d: %u functions do what cannot be undone%s\n", run, ending,
-					out, out && run < RUNS_MAX ? "; once more without these" : "");
+		if (ending >= 0) {
+			const bool last = ++round == ROUNDS_MAX;
+			const unsigned int out = look(candidates, last);
+
+			fprintf(stderr, "rescuectl: run %u ended with status %d: %u functions do what cannot be undone%s\n", run, ending, out,
+				out && !last && !trial->signal && run < RUNS_MAX ? "; once more without these" : "");
+			if (last || !out)
+				round = 0;
 		}
 		remove_points(candidates);
+		/* What was seen before a signal is shown */
+		good = ending >= 0 || trial->signal;
 	}
+	if (good && count_seen(candidates) < candidates->nr)
+		fprintf(stderr, "rescuectl: %zu of %zu functions were looked at\n", count_seen(candidates), candidates->nr);
 	return good;
 }
 
@@ -232,11 +259,14 @@ static void print_static(const struct candidates *candidates)
 static void print_run(struct candidates *candidates, const char *binary)
 {
 	const struct candidate *best;
+	bool called = false;
 
 	qsort(candidates->all, candidates->nr, sizeof(*candidates->all), by_use);
-	best = candidates->nr ? candidates->all[0] : NULL;
-	if (!best || !calls_of(best)) {
-		printf("None of the %zu functions that return an error was called: does the command run %s?\n", candidates->nr, binary);
+	best = candidates->all[0];
+	for (size_t i = 0; i < candidates->nr; i++)
+		called |= calls_of(candidates->all[i]) > 0;
+	if (!called) {
+		printf("None of the %zu functions that were looked at was called: does the command run %s?\n", count_seen(candidates), binary);
 		return;
 	}
 	printf("%-40s %8s %10s %8s %8s  %s\n", "SYMBOL", "VALUE", "CALLS", "CANNOT", "PAGES", "WHY");
@@ -252,10 +282,10 @@ static void print_run(struct candidates *candidates, const char *binary)
 		point_reasons(stdout, candidate->counts, point_sum(candidate->counts, "refused_") ? "refused_" : "given_up_");
 		putchar('\n');
 	}
-	if (!best->out)
+	if (!best->out && calls_of(best))
 		printf("\nTry one: rescuectl test %s %s --value %" PRId64 " -- COMMAND\n", binary, best->symbol, best->value);
 	else
-		puts("\nNone of them was called without doing what cannot be undone.");
+		puts("\nNone of these was called without doing what cannot be undone.");
 }
 
 /* 0 or 1 */
@@ -280,10 +310,10 @@ int suggest(const char *binary, char *const *argv)
 {
 	struct candidates candidates = { };
 	struct trial trial = { .fd = -1 };
-	int status, fd = open(binary, O_RDONLY | O_CLOEXEC);
+	int status, fd = function_open(binary);
 
 	if (fd < 0)
-		return complain(binary);
+		return 1;
 	status = collect(&candidates, fd, binary);
 	close(fd);
 	if (!status && !candidates.nr) {
@@ -295,6 +325,7 @@ int suggest(const char *binary, char *const *argv)
 		if (!status)
 			print_run(&candidates, binary);
 		trial_end(&trial);
+		status = trial.signal ? 128 + trial.signal : status;
 	}
 	for (size_t i = 0; i < candidates.nr; i++)
 		candidate_free(candidates.all[i]);

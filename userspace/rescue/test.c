@@ -71,7 +71,7 @@ int test(struct point *point, char *const *argv)
 		goto out;
 	id = point_add(point, trial.fd, &function);
 	if (id < 0) {
-		complain(point->name);
+		complain_add(point->name);
 		goto out;
 	}
 	ending = trial_run(&trial, argv, progress, &id);
@@ -85,5 +85,5 @@ int test(struct point *point, char *const *argv)
 	point_remove(id, point->name);
 out:
 	trial_end(&trial);
-	return status;
+	return trial.signal ? 128 + trial.signal : status;
 }

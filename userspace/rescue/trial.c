@@ -13,6 +13,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "function.h"
 #include "trial.h"
 
 #define PROGRESS_S	5
@@ -37,16 +38,40 @@ static bool copy(const struct trial *trial, int from)
 	return !n;
 }
 
+/* What is ignored stays so */
+static void block_signals(struct trial *trial)
+{
+	static const int ending[] = { SIGINT, SIGTERM, SIGHUP, SIGQUIT };
+	struct sigaction action;
+	sigset_t mask;
+
+	sigemptyset(&trial->ending);
+	for (size_t i = 0; i < sizeof(ending) / sizeof(*ending); i++) {
+		if (!sigaction(ending[i], NULL, &action) && action.sa_handler != SIG_IGN)
+			sigaddset(&trial->ending, ending[i]);
+	}
+	mask = trial->ending;
+	sigaddset(&mask, SIGCHLD);
+	/* Who ignores it cannot wait for a child */
+	signal(SIGCHLD, SIG_DFL);
+	sigprocmask(SIG_BLOCK, &mask, &trial->before);
+}
+
 bool trial_begin(struct trial *trial, const char *binary)
 {
-	const char *place = getenv("TMPDIR") ?: "/tmp";
+	const char *place = getenv("TMPDIR");
 	int from, to;
 	bool good;
 
 	*trial = (struct trial){ .fd = -1, .binary = realpath(binary, NULL) };
-	from = trial->binary ? open(trial->binary, O_RDONLY | O_CLOEXEC) : -1;
-	if (from < 0)
+	block_signals(trial);
+	if (!place || !*place)
+		place = "/tmp";
+	if (!trial->binary)
 		return failed(binary, "");
+	from = function_open(trial->binary);
+	if (from < 0)
+		return false;
 	if (snprintf(trial->directory, sizeof(trial->directory), "%s/rescue-XXXXXX", place) >= PATH_MAX - NAME_MAX || !mkdtemp(trial->directory)) {
 		*trial->directory = 0;
 		close(from);
@@ -73,6 +98,9 @@ void trial_end(struct trial *trial)
 	if (*trial->directory)
 		rmdir(trial->directory);
 	free(trial->binary);
+	/* One that has come meanwhile ends us now */
+	fflush(stdout);
+	sigprocmask(SIG_SETMASK, &trial->before, NULL);
 }
 
 static bool write_to(const char *path, const char *format, unsigned int id)
@@ -81,7 +109,8 @@ static bool write_to(const char *path, const char *format, unsigned int id)
 	const int fd = open(path, O_WRONLY | O_CLOEXEC), length = snprintf(text, sizeof(text), format, id, id);
 	const bool good = fd >= 0 && write(fd, text, length) == length;
 
-	close(fd);
+	if (fd >= 0)
+		close(fd);
 	return good;
 }
 
@@ -97,13 +126,13 @@ static bool own_mounts(void)
 }
 
 /* In the child: nothing of its mounts is seen outside */
-static void execute(const struct trial *trial, char *const *argv, const sigset_t *mask)
+static void execute(const struct trial *trial, char *const *argv)
 {
 	if (!own_mounts())
 		failed("mount namespace", ": be root, or let users have namespaces (sysctl kernel.unprivileged_userns_clone, user.max_user_namespaces)");
 	else if (mount(NULL, "/", NULL, MS_REC | MS_PRIVATE, NULL) || mount(trial->copy, trial->binary, NULL, MS_BIND, NULL))
 		failed(trial->binary, ": the copy cannot be put in its place");
-	else if (!sigprocmask(SIG_SETMASK, mask, NULL) && execvp(*argv, argv))
+	else if (!sigprocmask(SIG_SETMASK, &trial->before, NULL) && execvp(*argv, argv))
 		failed(*argv, errno == EACCES ? ": if its copy is what cannot be executed, set TMPDIR to a place without the option noexec" : "");
 }
 
@@ -114,47 +143,61 @@ static void pass_on(pid_t pid, const siginfo_t *info)
 		kill(pid, info->si_signo);
 }
 
-int trial_run(const struct trial *trial, char *const *argv, void (*progress)(void *arg), void *arg)
+static bool is_ended(struct trial *trial)
+{
+	const struct timespec now = { };
+	const int taken = sigtimedwait(&trial->ending, NULL, &now);
+
+	if (taken > 0)
+		trial->signal = taken;
+	return trial->signal;
+}
+
+/* 0 or -1 */
+static int wait_for(struct trial *trial, pid_t pid, int *status, void (*progress)(void *arg), void *arg)
 {
 	const struct timespec patience = { .tv_sec = PROGRESS_S };
-	sigset_t mask, before;
+	sigset_t mask = trial->ending;
+	siginfo_t info;
+	pid_t ended;
+
+	sigaddset(&mask, SIGCHLD);
+	while (!(ended = waitpid(pid, status, WNOHANG))) {
+		if (sigtimedwait(&mask, &info, &patience) < 0) {
+			progress(arg);
+		} else if (info.si_signo != SIGCHLD) {
+			trial->signal = info.si_signo;
+			pass_on(pid, &info);
+		}
+	}
+	return ended == pid ? 0 : -1;
+}
+
+int trial_run(struct trial *trial, char *const *argv, void (*progress)(void *arg), void *arg)
+{
 	int pipe_fds[2], status;
-	bool began = true;
+	bool began;
 	char byte;
 	pid_t pid;
 
-	sigemptyset(&mask);
-	sigaddset(&mask, SIGCHLD);
-	sigaddset(&mask, SIGINT);
-	sigaddset(&mask, SIGTERM);
-	sigaddset(&mask, SIGHUP);
+	if (is_ended(trial))
+		return -1;
 	if (pipe2(pipe_fds, O_CLOEXEC)) {
 		failed("pipe", "");
 		return -1;
 	}
-	sigprocmask(SIG_BLOCK, &mask, &before);
 	pid = fork();
 	if (!pid) {
-		execute(trial, argv, &before);
+		execute(trial, argv);
 		/* exec() closes it without a byte */
 		_exit(write(pipe_fds[1], "!", 1) != 1);
 	}
-	close(pipe_fds[1]);
 	if (pid < 0)
 		failed("fork", "");
-	else
-		began = read(pipe_fds[0], &byte, 1) != 1;
+	close(pipe_fds[1]);
+	began = pid > 0 && read(pipe_fds[0], &byte, 1) != 1;
 	close(pipe_fds[0]);
-	while (pid > 0 && waitpid(pid, &status, WNOHANG) != pid) {
-		siginfo_t info;
-
-		if (sigtimedwait(&mask, &info, &patience) < 0)
-			progress(arg);
-		else if (info.si_signo != SIGCHLD)
-			pass_on(pid, &info);
-	}
-	sigprocmask(SIG_SETMASK, &before, NULL);
-	if (pid < 0 || !began)
+	if (pid < 0 || wait_for(trial, pid, &status, progress, arg) || !began)
 		return -1;
 	return WIFSIGNALED(status) ? 128 + WTERMSIG(status) : WEXITSTATUS(status);
 }

@@ -10,7 +10,9 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "harness"))
 from points import BUILD, equal, main, run  # noqa: E402
@@ -23,9 +25,9 @@ scratch = tempfile.TemporaryDirectory(prefix="rescue-")
 PLACE = Path(scratch.name)
 
 
-def ctl(*words: object, ok: int = 0, user: int | None = None) -> str:
+def ctl(*words: object, ok: int = 0, user: int | None = None, **how: Any) -> str:
     done = subprocess.run([str(RESCUECTL), *map(str, words)], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-                          text=True, user=user)
+                          text=True, user=user, **how)
     assert done.returncode == ok, f"{words}: status {done.returncode}, not {ok}: {done.stdout}"
     return done.stdout
 
@@ -121,6 +123,19 @@ def cascading() -> None:
     equal(subprocess.run([sys.executable, "-c", asked], stdout=subprocess.PIPE, text=True).stdout, "0\n")
     equal(ctl("cascade", "--", "python3", "-c", asked), "1\n")
     assert "No such file" in ctl("cascade", "/nowhere", ok=1)
+
+
+def own_scopes() -> None:
+    """list: a line for scopes of programs' own, as soon as one was refused, and as JSON always"""
+    equal([p["name"] for p in json.loads(ctl("list", "--json"))], ["rescue", "checkpoint"])
+    # RESCUE_ENTER in a process that shares its descriptors (CLONE_FILES)
+    code = ("import ctypes, os, signal; call = ctypes.CDLL(None, use_errno=True).syscall; child = call(56, 0x400 | signal.SIGCHLD, 0, 0, 0, 0)\n"
+            "if not child: signal.pause()\n"
+            "call(507, 0, 5, 0, 0); print(os.strerror(ctypes.get_errno())); os.kill(child, 9)")
+    said = subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, check=True, timeout=30).stdout
+    equal(said, "Operation not supported\n")
+    line, = [line.split() for line in ctl("list").splitlines() if line.startswith("rescue ")]
+    assert int(line[4]) > 0, line
 
 
 def files() -> None:
@@ -238,12 +253,21 @@ def reloaded() -> None:
 def whose() -> None:
     """Only root adds points to what is not his own; a file that is replaced has none"""
     assert "for root" in ctl("add", PROGRAM, "plain", "--value", 1, ok=1, user=65534)
+    secret = PLACE / "secret"
+    PLACE.chmod(0o755)
+    secret.touch(0o600)
+    text = ctl("add", secret, "plain", "--value", 1, ok=1, user=65534)
+    assert "Permission denied" in text and "for root" not in text, text
+    assert "cannot be the name" in ctl("add", PROGRAM, "a b", "--value", 1, ok=2)
+    # It is mapped, so that the kernel sees that there is a breakpoint already
+    with subprocess.Popen([PROGRAM]) as process:
+        assert "Invalid argument: the kernel cannot put a breakpoint at its beginning" in ctl("add", PROGRAM, "trap", "--value", 1, ok=1)
+        process.kill()
     ctl("add", PROGRAM, "plain", "--value", 1, "--name", "roots")
     equal(ctl("list", user=65534).count("\n"), 1)
     assert "no point roots" in ctl("remove", "roots", ok=1, user=65534)
     ctl("remove", "--all", user=65534)
     equal(point("roots")["rescued"], 0)
-    PLACE.chmod(0o755)
     own = PLACE / "own"
     shutil.copy(PROGRAM, own)
     os.chown(own, 65534, 65534)
@@ -304,11 +328,34 @@ def tried() -> None:
                   ("test", PROGRAM, "plain", "--value", 1, "--inject", 0, "--", "true")):
         ctl(*words, ok=2)
     # It ends by what ends it, and takes everything away
-    with subprocess.Popen([RESCUECTL, "test", PROGRAM, "plain", "--value", "1", "--", PROGRAM], stdout=subprocess.PIPE, text=True) as process:
-        while "plain" not in ctl("list"):
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):
+        with subprocess.Popen([RESCUECTL, "test", PROGRAM, "plain", "--value", "1", "--", PROGRAM], stdout=subprocess.PIPE, text=True) as process:
+            while "plain" not in ctl("list"):
+                assert process.poll() is None
+            process.send_signal(number)
+            assert f"died: {number.name}" in process.communicate(timeout=30)[0]
+        equal(process.returncode, 128 + number)
+        equal(ctl("list"), before)
+    # No run begins any more
+    ready = PLACE / "ready"
+    words = [RESCUECTL, "suggest", PROGRAM, "--", "sh", "-c", f"{PROGRAM} s3; touch {ready}; exec sleep 60"]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
+        while not ready.exists():
             assert process.poll() is None
-        process.send_signal(signal.SIGTERM)
-        assert "died: SIGTERM" in process.communicate(timeout=30)[0]
+            time.sleep(0.05)
+        process.terminate()
+        text = process.communicate(timeout=30)[0]
+    assert "run 1 ended with status 143: 1 functions do what cannot be undone\n" in text and "run 2" not in text and "prints" in text, text
+    equal(process.returncode, 128 + signal.SIGTERM)
+    # Who ignores a signal; who ignores the ends of children; and no place for the copy
+    ignoring = ctl("test", PROGRAM, "plain", "--value", -1, "--", "sh", "-c", f"kill -HUP $PPID; exec {PROGRAM} na",
+                   preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN))
+    assert "ended with status 0" in ignoring, ignoring
+    ctl("test", PROGRAM, "plain", "--value", -1, "--", PROGRAM, "na", preexec_fn=lambda: signal.signal(signal.SIGCHLD, signal.SIG_IGN), timeout=30)
+    ctl("test", PROGRAM, "plain", "--value", -1, "--", PROGRAM, "na", env={**os.environ, "TMPDIR": ""})
+    for words in (("test", "/dev/zero", "x", "--value", 1, "--", "true"), ("suggest", PLACE / "mkfifo"), ("show", "/dev/zero", "x"), ("show", "/etc", "x"),
+                  ("add", PLACE / "mkfifo", "x", "--value", 1)):
+        assert "not a regular file" in ctl(*words, ok=1, timeout=30), words
     equal(ctl("list"), before)
     equal([name for name in os.listdir("/tmp") if name.startswith("rescue-") and Path("/tmp", name) != PLACE], [])
     # In place, as root
@@ -338,7 +385,25 @@ def suggested() -> None:
     assert "no debug information" in text and "prints" in text and "second" not in text, text
     run("strip", stripped)
     assert "none of its functions" in ctl("suggest", stripped)
-    assert "None of the 3 functions that return an error was called" in ctl("suggest", PROGRAM, "--", "true")
+    assert "None of the 3 functions that were looked at was called" in ctl("suggest", PROGRAM, "--", "true")
+    # Names that a terminal would obey are left out
+    escapes = PLACE / "escapes"
+    run("objcopy", "--redefine-sym", "number=num\x1bber", PROGRAM, escapes)
+    text = ctl("suggest", escapes)
+    assert "\x1b" not in text and "prints" in text, text
+    # Of those that there is no point for it is the turn later
+    mine = PLACE / "mine"
+    shutil.copy(PROGRAM, mine)
+    os.chown(mine, 65534, 65534)
+    for n in range(63):
+        ctl("add", mine, "plain", "--value", 1, "--name", f"n{n}", user=65534)
+    text = ctl("suggest", PROGRAM, "--", PROGRAM, "s3", "s4", user=65534)
+    again = {line.split()[0]: line.split()[1:4] for line in text.splitlines() if line.split()[:1] in (["number"], ["second"], ["prints"])}
+    equal(again, rows)
+    assert "run 3 ended" in text and "were looked at" not in text, text
+    ctl("add", mine, "plain", "--value", 1, "--name", "n63", user=65534)
+    assert "as many points as a user can" in ctl("suggest", PROGRAM, "--", PROGRAM, "s3", ok=1, user=65534)
+    ctl("remove", "--all", user=65534)
     equal(ctl("list"), before)
 
 
@@ -384,4 +449,4 @@ def recorded() -> None:
     assert said.count("deadline  rescue: late returns an error") == 3, said[-500:]
 
 
-main(shapes, said, cascading, files, reloaded, whose, tried, suggested, completed, recorded)
+main(shapes, said, cascading, own_scopes, files, reloaded, whose, tried, suggested, completed, recorded)

@@ -51,18 +51,20 @@ EXPORT long leaf(const char *how, long *done)
 	return *how == 'f' ? 100 / zero : done[0] + done[1] + done[2];
 }
 
-/* Loops: to its first instruction, to the one behind a mark, which then faults, and to the mark */
-long loop(long n), marked(long n), to_mark(long n);
+/* Loops: to its first instruction, to the one behind a mark, which then faults, and to the mark; and one that begins with a breakpoint */
+long loop(long n), marked(long n), to_mark(long n), trap(long n);
 __asm__(".text\n"
-	".globl loop, marked, to_mark\n"
-	".type loop, @function; .type marked, @function; .type to_mark, @function\n"
+	".globl loop, marked, to_mark, trap\n"
+	".type loop, @function; .type marked, @function; .type to_mark, @function; .type trap, @function\n"
 	"loop: sub $1, %rdi; jg loop; ret\n"
 	".size loop, . - loop\n"
 	"marked: endbr64\n"
 	"1: sub $1, %rdi; jg 1b; xor %ecx, %ecx; div %ecx; ret\n"
 	".size marked, . - marked\n"
 	"to_mark: endbr64; sub $1, %rdi; jg to_mark; ret\n"
-	".size to_mark, . - to_mark\n");
+	".size to_mark, . - to_mark\n"
+	"trap: int3; ret\n"
+	".size trap, . - trap\n");
 
 EXPORT long with_cold(const char *how)
 {
