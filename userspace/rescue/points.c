@@ -28,6 +28,8 @@ int complain_add(const char *name)
 		return say(name, ": that is for root; without it you add points to files of your own");
 	if (errno == EDQUOT)
 		return say(name, ": you have as many points as a user can: remove some");
+	if (errno == EOPNOTSUPP)
+		return say(name, ": without root, the file has to be on a local disk or in memory (tmpfs)");
 	if (errno == EINVAL)
 		return say(name, ": the kernel cannot put a breakpoint at its beginning or where it is left");
 	return complain(name);
