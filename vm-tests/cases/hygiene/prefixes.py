@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: GPL-2.0-or-later
-"""Every prefix of the kernel series compiles, as far as it goes. (The suite bisect compiles and boots all of each: hours.)"""
+"""Every prefix of the kernel series compiles, as far as it goes, and the whole with its options off. (The suite bisect compiles and boots
+all of each: hours.)"""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -40,5 +41,14 @@ def prefixes() -> Iterator[str]:
     passed.write_text("\n".join(sorted(done)) + "\n")
 
 
+def off() -> Iterator[str]:
+    """The files that the series touches compile with its options off."""
+    configure("vm.config", "off.config")
+    try:
+        make("KCFLAGS=-Werror", *sorted({name for patch in series() for name in touched(patch)}))
+    except RuntimeError as error:
+        yield str(error)
+
+
 if __name__ == "__main__":
-    main(prefixes)
+    main(prefixes, off)

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: GPL-2.0-or-later
-"""The kernel series: form, checkpatch, sparse and kernel-doc on what is ours, and all that it touches with its options off."""
+"""The kernel series: form, checkpatch, sparse and kernel-doc on what is ours."""
 
 import re
 import shutil
@@ -8,7 +8,7 @@ import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
-from kernel import OBJECTS, OWN, PATCHES, SOURCE, TREE, WORK, checkout_all, configure, make, own, series, touched
+from kernel import OBJECTS, OWN, PATCHES, SOURCE, TREE, WORK, checkout_all, configure, make, own, series
 from ktap import TOP, main, output, rel
 
 HERE = Path(__file__).parent
@@ -130,15 +130,6 @@ def sparse() -> Iterator[str]:
             yield line
 
 
-def off() -> Iterator[str]:
-    """The files that the series touches compile with its options off."""
-    configure("vm.config", "off.config")
-    try:
-        make("KCFLAGS=-Werror", *sorted({name for patch in series() for name in touched(patch)}))
-    except RuntimeError as error:
-        yield str(error)
-
-
 def kernel_doc() -> Iterator[str]:
     files = [str(file.relative_to(TREE)) for name in OWN
              for file in (sorted((TREE / name).glob("*.[ch]")) if (TREE / name).is_dir() else [TREE / name])
@@ -151,4 +142,4 @@ def kernel_doc() -> Iterator[str]:
 
 
 if __name__ == "__main__":
-    main(form, fixed_point, checkpatch, sparse, kernel_doc, off)
+    main(form, fixed_point, checkpatch, sparse, kernel_doc)
