@@ -14,6 +14,7 @@
 #include <linux/userfaultfd.h>
 #include <perdure.h>
 #include <perdure/lazy_loader.h>
+#include <perdure/rescue.h>
 #include <netinet/in.h>
 #include <poll.h>
 #include <pthread.h>
@@ -53,7 +54,7 @@
 #define COUNTED(X) \
 	X(reregist) X(getreginfo) X(restartctl) X(hread) X(lwrite) X(getiolog) X(lsendfile) \
 	X(semop_recover) X(lazy_attach) X(lazy_load) X(lazy_stat) X(touched_open) X(touched_write) \
-	X(compat) X(restart_log) \
+	X(compat) X(rescue) X(restart_log) \
 	X(semop) X(semctl) X(semget) X(read) X(readv) X(recvmsg) X(splice) X(write) X(sendmsg) X(sendfile) \
 	X(poll) X(epoll) X(open) X(close) X(dup) X(fcntl) X(shutdown) X(ioctl) X(sockopt) \
 	X(mmap) X(madvise) X(mremap) X(uffd) X(fork) X(execve) X(kill) X(ptrace) X(prctl) X(unshare) X(proc)
@@ -410,6 +411,111 @@ static void op_hread(void)
 static void op_lwrite(void)
 {
 	DO(lwrite, syscall(503, file(), pointer(), size(), one_in(30) ? flags(0) : 0));
+}
+
+/* A function with a point, now and then */
+long pointed(long (*body)(long arg), long arg);
+__asm__(".text\n.globl pointed, pointed_return\n.type pointed, @function\npointed:\npush %rbx\nmov %rdi, %rbx\nmov %rsi, %rdi\ncall *%rbx\n"
+	"pop %rbx\npointed_return:\nret\n.size pointed, . - pointed\n");
+extern char pointed_return[];
+/* Where in our file it is, and what that is added to */
+static uint64_t text_offset(const void *address)
+{
+	extern const char __ehdr_start[];
+
+	return (uintptr_t)address - (uintptr_t)__ehdr_start;
+}
+
+/* In a scope. What is counted is in memory that is shared, and would give it up. */
+static long in_scope(long n)
+{
+	int fds[2], fd;
+	char *p;
+
+	while (n--) {
+		switch (below(16)) {
+		case 0: p = mmap(NULL, below(40) * PG, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+			if (p != MAP_FAILED && one_in(2))
+				munmap(p, PG);
+			break;
+		case 1: syscall(SYS_brk, syscall(SYS_brk, 0) + below(8) * PG); break;
+		case 2: fd = syscall(SYS_openat, AT_FDCWD, "/dev/zero", O_RDONLY);
+			syscall(SYS_pread64, fd, pointer(), size() % 20000, 0);
+			if (one_in(2))
+				syscall(SYS_close, fd);
+			break;
+		case 3: syscall(SYS_pipe2, fds, 0); break;
+		case 4: syscall(SYS_write, file(), pointer(), size() % 5000); break;
+		case 5: syscall(SYS_read, file(), pointer(), size() % 5000); break;
+		case 6: syscall(SYS_dup, file()); break;
+		case 7: syscall(SYS_lseek, file(), below(3), below(3)); break;
+		case 8: syscall(SYS_poll, NULL, 0, below(20)); break;
+		case 9: syscall(SYS_ioctl, file(), PICK(0x5401ul, 0x5413ul, 0x541bul, rnd()), pointer()); break;
+		case 10: syscall(SYS_mprotect, PLAY + below(PLAY_PAGES) * PG, PG, PICK(0, 1, 3)); break;
+		case 11: syscall(SYS_futex, pointer(), PICK(1, 129, 128, 10), 1, 0, 0, 0); break;
+		case 12: if (one_in(8))
+				syscall(SYS_fork) ?: (long)syscall(SYS_exit_group, 0);
+			break;
+		case 13: syscall(507, below(2) ? RESCUE_ENTER : RESCUE_LEAVE, 0, 0, 0); break;
+		default: ARENA[below(ARENA_SIZE)]++;
+		}
+	}
+	if (one_in(4))
+		*(volatile int *)(uintptr_t)below(100) = 1;
+	return 0;
+}
+
+static void add_point(void)
+{
+	uint64_t offset = text_offset(pointed_return);
+	struct rescue_point point = { .fd = open(self_path, O_RDONLY | O_CLOEXEC), .nr_returns = 1, .entry = text_offset(pointed),
+		.returns = (uintptr_t)&offset, .burst = RESCUE_BURST_MAX, .interval_ms = 1, .inject = 7, .name = "fuzz" };
+
+	if (syscall(507, RESCUE_ADD, &point, sizeof(point), 0) < 0)
+		perror("# no point");
+	close(point.fd);
+}
+
+static void op_rescue(void)
+{
+	struct rescue_point *p = (void *)(ARENA + 60 * PG + my_thread * 1024);
+	char text[512];
+	int fd;
+
+	switch (below(9)) {
+	case 0:
+		DO(rescue, syscall(507, below(9), pointer(), size(), flags(3)));
+		break;
+	case 1:
+		/* None is added: who does so waits, with all that fork, for a fork whose userfaultfd nobody reads, as here it may be */
+		memset(p, 0, 512);
+		*p = (struct rescue_point){ .fd = file(), .nr_returns = PICK(1, 0, 2, 257), .entry = rnd(), .returns = (uintptr_t)pointer(),
+			.value = rnd(), .burst = PICK(0, 1000001, -1), .interval_ms = PICK(1, 1000, 60000, 0), .output = below(4),
+			.deadline_ms = PICK(0, 0, 1, 50), .inject = PICK(0, 0, 3, 1), .name = "fuzz" };
+		p->name[below(128)] = rnd();
+		DO(rescue, syscall(507, RESCUE_ADD, p, PICK(sizeof(*p), sizeof(*p), 512ul, 183ul, 5000ul), 0));
+		break;
+	case 2:
+		DO(rescue, syscall(507, RESCUE_REMOVE, 1000 + below(400), 0, 0));
+		break;
+	case 3:
+		DO(rescue, syscall(507, RESCUE_SOCKETS, below(3), 0, 0));
+		DO(sockopt, setsockopt(file(), IPPROTO_TCP, TCP_CASCADE, pointer(), 4));
+		break;
+	case 4:
+		fd = open("/proc/rescue", O_RDONLY | O_CLOEXEC);
+		DO(proc, read(fd, text, sizeof(text)));
+		close(fd);
+		break;
+	case 5: case 6:
+		pointed(in_scope, below(6));
+		break;
+	default:
+		if (DO(rescue, syscall(507, RESCUE_ENTER, one_in(20) ? below(5000) : EIO, one_in(4) ? below(50) : 0, below(20) ? below(3) : 9)))
+			break;
+		in_scope(below(6));
+		DO(rescue, syscall(507, RESCUE_LEAVE, 0, 0, 0));
+	}
 }
 
 static void op_getiolog(void)
@@ -863,7 +969,7 @@ static const struct op {
 } ops[] = {
 	{ "reregist", op_reregist, 30 }, { "getreginfo", op_getreginfo, 30 }, { "restartctl", op_restartctl, 60 },
 	{ "hread", op_hread, 200 }, { "lwrite", op_lwrite, 120 }, { "getiolog", op_getiolog, 40 },
-	{ "lsendfile", op_lsendfile, 40 }, { "compat", op_compat, 30 }, { "sem", op_sem, 80 }, { "lazy", op_lazy, 12 },
+	{ "lsendfile", op_lsendfile, 40 }, { "compat", op_compat, 30 }, { "rescue", op_rescue, 40 }, { "sem", op_sem, 80 }, { "lazy", op_lazy, 12 },
 	{ "touched", op_touched, 10 }, { "log", op_log, 4 }, { "open", op_open, 50 }, { "close", op_close, 35 },
 	{ "dup", op_dup, 15 }, { "fcntl", op_fcntl, 15 }, { "read", op_read, 60 }, { "write", op_write, 60 },
 	{ "poll", op_poll, 40 }, { "socket", op_socket, 15 }, { "memory", op_memory, 30 }, { "fork", op_fork, 3 },
@@ -1335,6 +1441,7 @@ int main(int argc, char **argv)
 	prctl(PR_SET_CHILD_SUBREAPER, 1);
 	put_number("enabled", 1);
 	put_number("min_interval_ms", 0);
+	add_point();
 
 	begin = shown = now_ms();
 	end = begin + minutes * 60000;
