@@ -38,7 +38,7 @@ def main() -> int:
     counts = json.loads(subprocess.run([RESCUECTL, "list", "--json"], stdout=subprocess.PIPE, check=True).stdout)
     entered = {point["name"]: point["entered"] for point in counts if point["name"] in added}
     print(f"# calls: {entered}")
-    good = len(entered) == len(FUNCTIONS) and entered["getenv"] > 1000 and entered["snprintf"] > 1000
+    good = len(entered) == len(FUNCTIONS) and all(n > 20 for n in entered.values())
     print(f"{'ok' if good else 'not ok'} {len(cases) + 1} the points were there")
     return 1 if failed or not good else 0
 
