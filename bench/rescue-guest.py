@@ -4,7 +4,6 @@
 and side, in ns of a request."""
 
 import re
-import socket
 import statistics
 import subprocess
 import sys
@@ -14,9 +13,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 TOP = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(TOP / "vm-tests/cases/rescue"))
+sys.path[:0] = [str(TOP / "vm-tests/cases" / suite) for suite in ("rescue", "examples")]
 from database import MARIADB, Database  # noqa: E402
-from httpd import BUILD, HTTPD, PORT, RESCUECTL, Server  # noqa: E402
+from httpd import HTTPD, PORT, RESCUECTL, Server  # noqa: E402
+from shop import SHOP, Shop  # noqa: E402
 
 NAME = "bench"
 SIDES = ("native", "rescue")
@@ -95,34 +95,19 @@ def mariadb(place: Path, rounds: int) -> None:
 
 def cascade(_: Path, rounds: int) -> None:
     """A shop that asks its stock in a scope: beside the scope there is the peer's, and an option in TCP's header."""
-    examples = BUILD / "userspace/userspace/examples"
-    servers = []
-    for name, *ports in (("stock", PORT), ("shop", PORT + 1, PORT)):
-        servers.append(subprocess.Popen([str(RESCUECTL), "cascade", str(examples / name), *map(str, ports)]))
-        until = time.monotonic() + 60
-        while True:
-            try:
-                client = socket.create_connection(("127.0.0.1", ports[0]))
-                break
-            except ConnectionRefusedError:
-                assert time.monotonic() < until, f"{name} does not listen"
-                time.sleep(0.1)
-        if name == "stock":
-            client.close()
-    lines = client.makefile("rb")
+    servers = Shop()
 
     def sample() -> float:
         start = time.monotonic()
         for _ in range(200):
-            client.sendall(b"buy 0\n")
-            answer = lines.readline()
-            assert answer == b"sold 0, 1000 left\n", answer
+            answer = servers.ask("buy 0")
+            assert answer == "sold 0, 1000 left", answer
         return (time.monotonic() - start) * 1e9 / 200
 
-    compare("cascade, an order", rounds, sample, str(examples / "shop"), "order", -1, "--output", "cascade")
-    for server in servers:
-        server.kill()
-        server.wait()
+    try:
+        compare("cascade, an order", rounds, sample, str(SHOP), "order", -1, "--output", "cascade")
+    finally:
+        servers.stop()
 
 
 PARTS = {"apache": apache, "mariadb": mariadb, "cascade": cascade}

@@ -7,24 +7,20 @@ import http.client
 import json
 import os
 import re
-import socket
 import subprocess
 import sys
 import tempfile
 import threading
-import time
 from pathlib import Path
-from typing import BinaryIO
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "vm-tests/cases/rescue"))
+sys.path[:0] = [str(Path(__file__).resolve().parent.parent / "vm-tests/cases" / suite) for suite in ("rescue", "examples")]
 try:
-    from httpd import BUILD, FAULTS, HTTPD, RESCUECTL, Server, connect, get
+    from httpd import FAULTS, HTTPD, RESCUECTL, Server, connect, get
+    from shop import SHOP, Shop
 except (KeyError, OSError) as e:
     sys.exit(f"demo: {e}: run ./build.sh demo rescue, which builds and sets what is needed; Apache is in Debian's apache2 and apache2-dev")
 
 NAME = "apache"
-EXAMPLES = BUILD / "userspace/userspace/examples"
-STOCK_PORT, SHOP_PORT = 7010, 7011
 WHAT = {"null": "a NULL pointer", "overflow": "a length from the request (stack overflow)", "twice": "memory freed twice", "abort": "a failed assertion",
         "divide": "a division by zero"}
 
@@ -72,15 +68,6 @@ class Others:
         return f"{self.right} requests answered, {self.wrong} not"
 
 
-def connected(port: int) -> socket.socket:
-    for _ in range(300):
-        try:
-            return socket.create_connection(("127.0.0.1", port), timeout=60)
-        except ConnectionRefusedError:
-            time.sleep(0.1)
-    sys.exit(f"demo: nobody listens at port {port}")
-
-
 def rescuectl(*args: object) -> str:
     return subprocess.run([str(RESCUECTL), *(str(a) for a in args)], stdout=subprocess.PIPE, text=True, check=True).stdout
 
@@ -100,37 +87,25 @@ def ask_for_faults(server: Server, want: str) -> tuple[int, str]:
     return server.died() - before, told
 
 
-def buy(lines: BinaryIO, n: int) -> str:
-    lines.write(f"buy {n}\n".encode())
-    lines.flush()
-    return lines.readline().decode().strip() or "no answer"
-
-
 def next_rung() -> None:
     """A shop that cannot write the invoice of 13 things, and its stock, with a point for one fault."""
-    servers = [subprocess.Popen([str(RESCUECTL), "cascade", str(EXAMPLES / "stock")])]
+    shop = Shop("perdurectl", "run", "--fresh", "--")
     try:
-        connected(STOCK_PORT).close()
-        servers.append(subprocess.Popen([str(RESCUECTL), "cascade", "perdurectl", "run", "--fresh", "--", str(EXAMPLES / "shop")]))
-        client = connected(SHOP_PORT)
-        rescuectl("add", EXAMPLES / "shop", "order", "--value", -1, "--output", "cascade", "--burst", 1, "--name", "order")
+        rescuectl("add", SHOP, "order", "--value", -1, "--output", "cascade", "--burst", 1, "--name", "order")
         say("(d) The next rung: a shop that takes from a stock, and a point at order(), for one fault, whose peers go back, too")
-        with client, client.makefile("rwb") as lines:
-            for n, what, want in ((1, "buy 1", "sold 1, 999 left"), (13, "buy 13: a fault, undone", "error"),
-                                  (2, "buy 2: nothing was lost", "sold 2, 997 left"), (13, "buy 13: a fault, behind the limit", "no answer")):
-                got = buy(lines, n)
-                say(f"    {what:44} {check(got == want, got)}")
-        with connected(SHOP_PORT) as client, client.makefile("rwb") as lines:
-            got = buy(lines, 1)
-            say(f"    {'buy 1: a new connection; 13 are lost':44} {check(got == 'sold 1, 983 left', got)}")
-        told = re.search(r"^restarts:\s*(\d+)$", Path(f"/proc/{servers[1].pid}/restart").read_text(), re.M)
+        for n, what, want in ((1, "buy 1", "sold 1, 999 left"), (13, "buy 13: a fault, undone", "error"),
+                              (2, "buy 2: nothing was lost", "sold 2, 997 left"), (13, "buy 13: a fault, behind the limit", "no answer")):
+            got = shop.ask(f"buy {n}") or "no answer"
+            say(f"    {what:44} {check(got == want, got)}")
+        shop.connect()
+        got = shop.ask("buy 1")
+        say(f"    {'buy 1: a new connection; 13 are lost':44} {check(got == 'sold 1, 983 left', got)}")
+        told = re.search(r"^restarts:\s*(\d+)$", Path(f"/proc/{shop.process.pid}/restart").read_text(), re.M)
         say(f"    {'restarts of the shop, in the same process':44} {check(told is not None and told[1] == '1', told and told[1])}")
         rescuectl("remove", "order")
         say()
     finally:
-        for process in servers:
-            process.kill()
-            process.wait()
+        shop.stop()
 
 
 def main() -> int:

@@ -15,11 +15,10 @@ from typing import BinaryIO
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "hygiene"))
 import ktap  # noqa: E402
+from shop import EXAMPLES, RESCUECTL, SHOP, Shop, connect  # noqa: E402
 
-EXAMPLES = Path(os.environ["PERDURE_BUILD"]) / "userspace/userspace/examples"
 PORT = 7007
 WORKERS_PORT = 7009
-STOCK_PORT, SHOP_PORT = 7010, 7011
 
 
 def counter() -> Iterator[str]:
@@ -32,15 +31,6 @@ def counter() -> Iterator[str]:
         yield f"printed {done.stdout!r}"
     if done.returncode:
         yield f"status {done.returncode}"
-
-
-def connect(port: int) -> socket.socket:
-    for _ in range(100):
-        try:
-            return socket.create_connection(("127.0.0.1", port), timeout=30)
-        except ConnectionRefusedError:
-            time.sleep(0.1)
-    raise RuntimeError("the server does not listen")
 
 
 def answered(s: socket.socket, data: bytes) -> bytes:
@@ -138,46 +128,32 @@ def workers() -> Iterator[str]:
 
 def shop() -> Iterator[str]:
     """What was taken for an order that faults is back in stock, and both servers live. Without the point the shop dies, and it is lost."""
-    rescuectl = Path(os.environ["PERDURE_BUILD"]) / "userspace/userspace/rescue/rescuectl"
-
-    def asks(lines: BinaryIO, what: str) -> str:
-        lines.write(f"{what}\n".encode())
-        lines.flush()
-        return lines.readline().decode().strip()
-
-    stock = subprocess.Popen([rescuectl, "cascade", EXAMPLES / "stock", str(STOCK_PORT)])
-    servers = [stock]
+    servers = Shop()
     try:
-        connect(STOCK_PORT).close()
-        servers.append(subprocess.Popen([rescuectl, "cascade", EXAMPLES / "shop", str(SHOP_PORT), str(STOCK_PORT)]))
-        client = connect(SHOP_PORT).makefile("rwb")
-        subprocess.run([rescuectl, "add", EXAMPLES / "shop", "order", "--value", "-1", "--output", "cascade", "--name", "order",
-                        "--burst", "100"], check=True)
+        subprocess.run([RESCUECTL, "add", SHOP, "order", "--value", "-1", "--output", "cascade", "--name", "order", "--burst", "100"], check=True)
         left, sold = 1000, 0
         for n in (1, 13, 2, 13, 13, 3, 2000, 13, 4):
-            got = asks(client, f"buy {n}")
+            got = servers.ask(f"buy {n}")
             if n not in (13, 2000):
                 left, sold = left - n, sold + n
             if got != ("error" if n in (13, 2000) else f"sold {n}, {left} left"):
                 yield f"buy {n}: {got}"
-        if (got := asks(client, "sold")) != str(sold):
+        if (got := servers.ask("sold")) != str(sold):
             yield f"{got} are sold, not {sold}"
         listed = Path("/proc/rescue").read_text()
         for name, count in ("order", 4), ("checkpoint", 4):
             if not re.search(rf" name={name} .* rescued={count} ", listed):
                 yield f"not {count} faults of {name} undone: {listed}"
-        subprocess.run([rescuectl, "remove", "order"], check=True)
-        if got := asks(client, "buy 13"):
+        subprocess.run([RESCUECTL, "remove", "order"], check=True)
+        if got := servers.ask("buy 13"):
             yield f"without the point: {got}"
-        if servers[1].wait(30) != -signal.SIGSEGV:
-            yield f"status {servers[1].returncode}"
-        servers.append(subprocess.Popen([EXAMPLES / "shop", str(SHOP_PORT), str(STOCK_PORT)]))
-        if (got := asks(connect(SHOP_PORT).makefile("rwb"), "buy 0")) != f"sold 0, {left - 13} left":
+        if servers.process.wait(30) != -signal.SIGSEGV:
+            yield f"status {servers.process.returncode}"
+        servers.start()
+        if (got := servers.ask("buy 0")) != f"sold 0, {left - 13} left":
             yield f"after the death: {got}"
     finally:
-        for server in servers:
-            server.kill()
-            server.wait()
+        servers.stop()
 
 
 def main() -> int:
