@@ -147,14 +147,9 @@ long long point_add(const struct point *point, int fd, const struct function *fu
 		.deadline_ms = point->deadline_ms,
 		.inject = point->inject,
 	};
-	long long id;
 
 	strcpy(args.name, point->name);
-	id = rescue(RESCUE_ADD, (unsigned long)&args, sizeof(args));
-	/* An instruction that is not probed, in the kernel's own words */
-	if (id < 0 && errno == 524)
-		errno = EINVAL;
-	return id;
+	return rescue(RESCUE_ADD, (unsigned long)&args, sizeof(args));
 }
 
 int point_open(const struct point *point, struct function *function)
