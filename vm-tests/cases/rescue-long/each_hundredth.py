@@ -44,12 +44,14 @@ def point(binary: str | Path, symbol: str, value: int, *options: str) -> Iterato
         run(RESCUECTL, "remove", "it")
 
 
-def judge(counts: dict[str, int], failed: int) -> None:
+def judge(counts: dict[str, int], failed: int, *may: str) -> None:
+    """may: scopes can be given up for these reasons, though few are."""
     print(f"# {failed} of {REQUESTS} requests failed; {counts}")
     equal(counts["injected"], counts["rescued"])
     equal(counts["injected"], failed)
     equal(counts["entered"], counts["left"] + counts["rescued"])
-    equal([key for key in counts if key.startswith(("died_", "given_up_", "refused_"))], [])
+    lost = {key: n for key, n in counts.items() if key.startswith(("died_", "given_up_", "refused_"))}
+    equal([key for key, n in lost.items() if key not in may or n * 1000 > REQUESTS], [])
     assert failed >= REQUESTS / EVERY, failed
 
 
@@ -205,7 +207,8 @@ def postgresql() -> None:
         failed = sum(text.count("ERROR:  invalid input syntax for type inet") for text in said)
         assert sum(text.count("ERROR") for text in said) == failed, said[0][:1000]
         equal(sum(text.count("connection") for text in said), 0)
-        judge(counts(), failed)
+        # Its processes wake each other up by signals that have handlers
+        judge(counts(), failed, "given_up_signal")
     equal(run(*server.client("-c", "SELECT count(*), count(DISTINCT address) FROM t")).strip(), f"{REQUESTS - failed}|1")
     equal((server.place / "errors").read_text().count("terminated by signal"), 0)
     server.stop()
