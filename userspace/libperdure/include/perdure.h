@@ -10,7 +10,9 @@
 
 #include <stddef.h>
 #include <stdint.h>
+#include <sys/socket.h>
 #include <sys/types.h>
+#include <sys/uio.h>
 
 #include <perdure/zlr.h>
 
@@ -105,6 +107,92 @@ static inline int getiolog(int fd, struct io_log *log)
 {
 	return perdure_getiolog(fd, log, sizeof(*log));
 }
+
+/*
+ * Register this program, by /proc/self/exe, with argv and its environment, unless it is a new generation of itself already. Returns 1 if
+ * so, 0 if it has registered now; -1 with ENOSYS or EOPNOTSUPP where there are no restarts.
+ */
+PERDURE_API int perdure_register(char *const argv[]);
+
+/*
+ * 1: a fault of this process is restarted, and what the functions below do is held and counted. 0 and errno: they are the plain calls,
+ * ENOSYS, EOPNOTSUPP or EPERM: because there are no others, ENOENT: and nobody has registered.
+ */
+PERDURE_API int perdure_protected(void);
+
+/*
+ * Reading and writing that works everywhere: hread(), lwrite() and lsendfile() where these are, read(2), write(2) and sendfile(2), which
+ * hold and count nothing, where they are not, and for regular files. release: bytes to release, as in hread(). flags: HREAD_NOWAIT or 0.
+ * See perdure_read(3).
+ */
+PERDURE_API ssize_t perdure_read(int fd, void *buf, size_t len, size_t release, unsigned int flags);
+PERDURE_API ssize_t perdure_readv(int fd, const struct iovec *iov, int n, size_t release, unsigned int flags);
+PERDURE_API ssize_t perdure_recvmsg(int fd, struct msghdr *msg, size_t release, unsigned int flags);
+PERDURE_API int perdure_release(int fd, size_t len);
+PERDURE_API ssize_t perdure_write(int fd, const void *buf, size_t len);
+PERDURE_API ssize_t perdure_writev(int fd, const struct iovec *iov, int n);
+#if !defined(__SIZEOF_LONG__) || __SIZEOF_LONG__ == 8 || \
+	(defined(_FILE_OFFSET_BITS) && _FILE_OFFSET_BITS == 64)
+PERDURE_API ssize_t perdure_sendfile(int out_fd, int in_fd, off_t *offset, size_t count);
+#endif
+
+/* What an inherited descriptor is */
+enum perdure_kind {
+	PERDURE_OTHER,		/* none of the below */
+	PERDURE_LISTENING,	/* a socket that listens, or gets datagrams from anybody */
+	PERDURE_ACCEPTED,	/* a connection, to the port or path of one that listens */
+	PERDURE_OUTGOING,	/* another connection */
+};
+
+struct perdure_inherited {
+	int fd;
+	enum perdure_kind kind;
+};
+
+/*
+ * All descriptors that are open, state areas and 0 to 2 left out unless these are sockets. Returns their number, and in *list, ascending,
+ * to be given to free(), what each is. See perdure_inherited(3).
+ */
+PERDURE_API int perdure_inherited(struct perdure_inherited **list);
+
+/* The descriptor that the thread which faulted had read last; -1: none, no restart, or somebody sent the signal by kill(2). */
+PERDURE_API int perdure_suspect(void);
+
+/*
+ * The books of connections, for servers that make an answer again after a fault (replay) and do not write what the client has of it
+ * (skip). See perdure_conn(3).
+ */
+struct perdure_conns;
+struct perdure_conn;
+
+#define PERDURE_TAG_MAX		4096	/* bytes */
+
+/* of perdure_conn_done() */
+#define PERDURE_LAST		1	/* the connection ends with this answer */
+
+/* by perdure_conn_flags() */
+#define PERDURE_CONN_INHERITED	1	/* an old generation has used it */
+#define PERDURE_CONN_ENDED	2	/* it has ended with PERDURE_LAST: close it */
+#define PERDURE_CONN_SUSPECT	4	/* its request has brought two faults: do not execute it again */
+
+PERDURE_API struct perdure_conns *perdure_conns_open(const char *name, int max, size_t tag_size);
+PERDURE_API void perdure_conns_close(struct perdure_conns *conns);
+PERDURE_API struct perdure_conn *perdure_conn_open(struct perdure_conns *conns, int fd);
+PERDURE_API int perdure_conn_fd(const struct perdure_conn *conn);
+PERDURE_API unsigned int perdure_conn_flags(const struct perdure_conn *conn);
+PERDURE_API void *perdure_conn_tag(struct perdure_conn *conn);
+PERDURE_API size_t perdure_conn_skip(const struct perdure_conn *conn);
+PERDURE_API ssize_t perdure_conn_read(struct perdure_conn *conn, void *buf, size_t len);
+PERDURE_API ssize_t perdure_conn_write(struct perdure_conn *conn, const void *buf, size_t len);
+PERDURE_API ssize_t perdure_conn_writev(struct perdure_conn *conn, const struct iovec *iov, int n);
+#if !defined(__SIZEOF_LONG__) || __SIZEOF_LONG__ == 8 || \
+	(defined(_FILE_OFFSET_BITS) && _FILE_OFFSET_BITS == 64)
+PERDURE_API ssize_t perdure_conn_sendfile(struct perdure_conn *conn, int in_fd, off_t *offset,
+					  size_t count);
+#endif
+PERDURE_API int perdure_conn_done(struct perdure_conn *conn, size_t len, unsigned int flags);
+PERDURE_API int perdure_conn_consume(struct perdure_conn *conn, size_t len);
+PERDURE_API int perdure_conn_close(struct perdure_conn *conn);
 
 /*
  * Map the state area called name (1 to 63 characters, no '/'), size bytes that outlive restarts at

@@ -32,7 +32,7 @@ class Library:
 PERDURE = Library("libperdure", "perdure", "/include/perdure.h", TOP / "userspace/libperdure/src/libperdure.map",
                   r"^PERDURE_API [^;(]*?\b(\w+)\(",
                   frozenset({"getreginfo", "getiolog"}),    # they know the caller's size
-                  frozenset({"perdure_shared", "perdure_state"}))
+                  frozenset({"perdure_conn", "perdure_shared", "perdure_state"}))
 REPLAY = Library("libreplay", "libreplay", "/include/replay.h", TOP / "userspace/replay/src/libreplay.map",
                  r"^[a-z][^;({]*?\b(\w+)\((?!\*)")
 TAKEOVER = Library("libtakeover", "libtakeover", "/include/takeover.h", TOP / "userspace/takeover/src/libtakeover.map", REPLAY.declares)
