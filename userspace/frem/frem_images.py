@@ -118,6 +118,33 @@ def mark_lazy(directory: Path, pid: int) -> None:
     written.rename(path)
 
 
+def without_breakpoints(directory: Path, pid: int, map_files: Path) -> int:
+    """The kernel puts breakpoints of probes and rescue points into private copies of pages of a file, and takes them out of processes
+    that it knows. In an image they would stay for ever, and kill who comes to one. How many have become what the file has."""
+    breakpoint_, private_of_file = 0xcc, 1 << 6
+    mm, = messages(directory / f"mm-{pid}.img")
+    # 1 start, 2 end, 3 offset in the file, 5 what is allowed, 7 what CRIU calls it
+    areas = [vma for vma in map(numbers, nested(mm, 14))
+             if vma.get(5, 0) & (mmap.PROT_EXEC | mmap.PROT_WRITE) == mmap.PROT_EXEC and vma.get(7, 0) & private_of_file]
+    head, *entries = messages(directory / f"pagemap-{pid}.img")
+    found: list[Extent] = []
+    offset = count = 0
+    for entry in map(numbers, entries):
+        if 4 not in entry or entry[4] & 4:
+            found.append((entry[1], pages_of(entry) * PAGE, offset))
+            offset += pages_of(entry) * PAGE
+    with (directory / f"pages-{numbers(head)[1]}.img").open("r+b") as image:
+        for vma in sorted(areas, key=lambda vma: vma[1]):
+            for address, size, at in overlaps(found, [(vma[1], vma[2] - vma[1])]):
+                with (map_files / f"{vma[1]:x}-{vma[2]:x}").open("rb") as file:
+                    was = os.pread(file.fileno(), size, vma.get(3, 0) + address - vma[1])
+                have = os.pread(image.fileno(), size, at)
+                for n in (n for n, (a, b) in enumerate(zip(have, was)) if a != b and a == breakpoint_):
+                    os.pwrite(image.fileno(), was[n:n + 1], at + n)
+                    count += 1
+    return count
+
+
 def page_map(directory: Path, pid: int) -> tuple[Path, list[Extent], int, list[Range]]:
     """The page image of a process, what a lazy restore leaves in it, how many bytes it holds of the process, and where
     in it what CRIU reads is."""

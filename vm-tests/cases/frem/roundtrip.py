@@ -20,6 +20,7 @@ from pathlib import Path
 
 SLOW = 6 if os.environ.get("PERDURE_PROFILE") == "debug" else 1
 TARGET = Path(os.environ["PERDURE_BUILD"]) / "userspace/vm-tests/cases/frem/frem-target"
+RESCUECTL = Path(os.environ["PERDURE_BUILD"]) / "userspace/userspace/rescue/rescuectl"
 LAZY = os.path.exists("/proc/self/lazy_loader")
 MEGABYTES = 8
 
@@ -774,6 +775,41 @@ def bit_rot(place: Path) -> None:
     assert os.path.exists(f"/proc/{target.pid}")
     target.end()
     frem("restore", "--dir", str(place / "c"), "--detach", "--verify", status=2)
+
+
+@case
+def with_breakpoints(place: Path) -> None:
+    """breakpoints, which rescue points and probes have put into its memory, are not in a checkpoint: they may be gone at the restore"""
+    def rescuectl(*words: str) -> str:
+        return subprocess.run([RESCUECTL, *words], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=True).stdout
+
+    def entered(name: str) -> int:
+        return next(point["entered"] for point in json.loads(rescuectl("list", "--json")) if point["name"] == name)
+
+    libc = next(line.split()[-1] for line in Path("/proc/self/maps").read_text().splitlines() if line.endswith("/libc.so.6"))
+    target = Target(place)
+    rescuectl("add", libc, "open", "--value", "-1", "--name", "opens")
+    try:
+        wait("it comes to the breakpoint", lambda: entered("opens") > 5)
+        frem("checkpoint", str(target.pid), "--dir", str(place / "c"), "--kill")
+        target.process.wait()
+    finally:
+        rescuectl("remove", "opens")
+    frem("verify", "--dir", str(place / "c"))
+    frem("restore", "--dir", str(place / "c"))
+    target.check()
+    target.end()
+    # Of an instruction that the kernel executes in a page of its own, CRIU knows nothing, and says so
+    (place / "two").mkdir()
+    target = Target(place / "two")
+    rescuectl("add", libc, "access", "--value", "-1", "--name", "looks")
+    try:
+        wait("it comes to the breakpoint", lambda: entered("looks") > 5)
+        _, text = frem("checkpoint", str(target.pid), "--dir", str(place / "d"), "--kill", status=1)
+        assert "start it again without probes or rescue points" in text, text
+    finally:
+        rescuectl("remove", "looks")
+    target.end()
 
 
 @case

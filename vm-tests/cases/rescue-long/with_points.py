@@ -13,8 +13,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "rescue"))
 from httpd import RESCUECTL  # noqa: E402
 
 CASES = Path(__file__).resolve().parents[1]
-# They compute, open and read, and are called by each program; not as often as malloc(), with which nothing would come to an end
-FUNCTIONS = ("fopen", "getenv", "snprintf", "qsort_r", "setlocale")
+# They compute, open, read and close, and are called by each program; not as often as malloc(), with which nothing would come to an end.
+# The instructions that they begin with need no page of their own, with which a process could not be checkpointed.
+FUNCTIONS = ("fclose", "getenv", "snprintf", "qsort_r", "setlocale")
 LIBC = next(line.split()[-1] for line in Path("/proc/self/maps").read_text().splitlines() if re.search(r"/libc\.so\.6$", line))
 
 
