@@ -37,6 +37,7 @@ usage: ./build.sh VERB [OPTIONS]
   kernel [--profile P] [--kernel perdure|stock]
                            build a kernel
   userspace                build the library and the programs
+  env                      what a shell needs to compile with them from here: eval "$(./build.sh env)"
   clean                    remove what was built; keep the kernel's git tree
   distclean                remove build/ and dist/
 
@@ -71,6 +72,9 @@ with --unpinned only." ;;
 Builds RPM packages of the kernel and of the library and tools into dist/, from the same kernel build as deb. --unpinned as there." ;;
 	userspace) echo "usage: ./build.sh userspace
 Builds the library, the programs, and the tests' programs into build/userspace." ;;
+	env) echo "usage: eval \"\$(./build.sh env)\"
+Builds the library and the programs, and prints what a shell needs to use them without an installation: pkg-config finds perdure, the
+linker of programs the library, and the shell perdurectl and frem." ;;
 	demo) echo "usage: ./build.sh demo [takeover|rescue]
 Builds what is missing and shows, in a virtual machine, downloads that survive the server's crash; or, in three of them, a download
 and an order that survive the death of a host; or Apache with a module that has mistakes, whose requests fail alone." ;;
@@ -154,6 +158,11 @@ fetch) fetch ;;
 patch) patched "$@" ;;
 refresh) "$TOP/scripts/refresh.sh" "$@" ;;
 userspace) userspace ;;
+env)
+	userspace >&2
+	# No commands but these
+	meson devenv -C "$BUILD/userspace" --dump | grep -E '^(export )?(PATH|LD_LIBRARY_PATH|PKG_CONFIG_PATH)(=|$)'
+	;;
 kernel)
 	kernel_options "$@"
 	make_kernel "$name" "$profile" "$@"

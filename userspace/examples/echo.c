@@ -1,13 +1,12 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 /*
  * echo [PORT]: sends every byte back, exactly once, also when it faults in between: on the line
- * "crash", at the worst instant, when the answer is sent and the request not yet released.
+ * "crash", at the worst instant, when the answer is sent and the request not yet done.
  *
- * It needs no state area: the kernel keeps the sockets, the bytes held and the count of those
- * written, and there is nothing else to know.
+ * The library keeps the books of its connections: after a restart it reads again what it had not
+ * done, and what it has sent already is not sent twice. On other kernels it is an ordinary server.
  */
 #include <arpa/inet.h>
-#include <fcntl.h>
 #include <perdure.h>
 #include <poll.h>
 #include <signal.h>
@@ -16,62 +15,84 @@
 #include <string.h>
 #include <unistd.h>
 
-enum { LISTENER = 3, MAX_FDS = 256 };	/* the first socket that we make is 3 */
+enum { MAX_FDS = 256 };
 
-extern char **environ;
+static struct perdure_conns *books;
+static struct perdure_conn *conns[MAX_FDS];
+static int restarted;
 
 static int listen_on(int port)
 {
 	struct sockaddr_in addr = { .sin_family = AF_INET, .sin_port = htons(port) };
-	int fd = socket(AF_INET, SOCK_STREAM, 0), on = 1;
+	int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0), on = 1;
 
 	setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on));
-	return fd != LISTENER || bind(fd, (struct sockaddr *)&addr, sizeof(addr)) || listen(fd, 64);
+	return bind(fd, (struct sockaddr *)&addr, sizeof(addr)) || listen(fd, 64) ? -1 : fd;
+}
+
+static void take(int fd)
+{
+	struct perdure_conn *c = fd < 0 ? NULL : perdure_conn_open(books, fd);
+
+	if (c)
+		conns[fd] = c;
+	else if (fd >= 0)
+		close(fd);	/* too many, or one that cannot go on */
 }
 
 /* False when the connection is over. */
-static int echo(int fd, int restarted)
+static int echo(struct perdure_conn *c)
 {
-	struct io_log log;
-	char buf[4096];
 	ssize_t n, done, w;
+	char buf[4096];
 
-	/* What was held comes again from its first byte: how much of it is answered already? */
-	if (getiolog(fd, &log) || (n = hread(fd, buf, sizeof(buf), 0)) <= 0)
+	n = perdure_conn_read(c, buf, sizeof(buf));
+	if (n <= 0)
 		return 0;
-	for (done = log.written - log.released; done < n; done += w)
-		if ((w = lwrite(fd, buf + done, n - done)) < 0)
+	for (done = 0; done < n; done += w)
+		if ((w = perdure_conn_write(c, buf + done, n - done)) < 0)
 			return 0;
 	if (!restarted && memmem(buf, n, "crash\n", 6))
 		raise(SIGSEGV);
-	return hread(fd, NULL, 0, n) == 0;	/* release it */
+	return perdure_conn_done(c, n, 0) == 0;
 }
 
 int main(int argc, char **argv)
 {
-	struct reg_info info = { 0 };
+	struct perdure_inherited *list = NULL;
+	int fd, i, n = 0, listener = -1;
 	struct pollfd p[MAX_FDS];
-	int fd, restarted = getreginfo(&info) == 1 && info.is_restarted;
 
-	if (!restarted && (reregist(realpath("/proc/self/exe", NULL), argv, environ, 0) ||
-			   listen_on(argc > 1 ? atoi(argv[1]) : 7007))) {
+	signal(SIGPIPE, SIG_IGN);
+	restarted = perdure_register(argv) == 1;
+	if (!perdure_protected())
+		perror("echo: a fault will end it");
+	books = perdure_conns_open("echo", MAX_FDS, 0);
+	if (books && restarted)
+		n = perdure_inherited(&list);
+	for (i = 0; i < n; i++)
+		if (list[i].kind == PERDURE_LISTENING)
+			listener = list[i].fd;
+		else if (list[i].kind == PERDURE_ACCEPTED)
+			take(list[i].fd);
+	if (listener < 0)
+		listener = listen_on(argc > 1 ? atoi(argv[1]) : 7007);
+	if (!books || listener < 0) {
 		perror("echo");
 		return 1;
 	}
-	signal(SIGPIPE, SIG_IGN);
-	/* The sockets that are open are those to serve, new or inherited. */
-	for (fd = 0; fd < MAX_FDS; fd++)
-		p[fd] = (struct pollfd){ fcntl(fd, F_GETFD) < 0 ? -1 : fd, POLLIN, 0 };
-	while (poll(p + LISTENER, MAX_FDS - LISTENER, -1) > 0) {
-		if (p[LISTENER].revents && (fd = accept(LISTENER, NULL, NULL)) >= 0) {
-			if (fd < MAX_FDS)
-				p[fd].fd = fd;
-			else
-				close(fd);
+	for (;;) {
+		for (fd = 0; fd < MAX_FDS; fd++)
+			p[fd] = (struct pollfd){ fd == listener || conns[fd] ? fd : -1, POLLIN, 0 };
+		if (poll(p, MAX_FDS, -1) < 0)
+			continue;
+		for (fd = 0; fd < MAX_FDS; fd++) {
+			if (p[fd].revents && fd == listener) {
+				take(accept4(listener, NULL, NULL, SOCK_CLOEXEC));
+			} else if (p[fd].revents && !echo(conns[fd])) {
+				perdure_conn_close(conns[fd]);
+				conns[fd] = NULL;
+			}
 		}
-		for (fd = LISTENER + 1; fd < MAX_FDS; fd++)
-			if (p[fd].fd >= 0 && p[fd].revents && !echo(fd, restarted))
-				close(fd), p[fd].fd = -1;
 	}
-	return 1;
 }
