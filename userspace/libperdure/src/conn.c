@@ -19,7 +19,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "crc32c.h"
+#include "digest.h"
 #include "io.h"
 
 #define LAYOUT		1		/* to be changed with struct books and struct record */
@@ -36,7 +36,7 @@ enum {
 };
 
 /*
- * An answer, the last one of the connection. A sum is a number of its bytes, modulo 2^32, and in the upper half their CRC; bytes of
+ * An answer, the last one of the connection. A sum is a number of its bytes, modulo 2^32, and in the upper half their digest; bytes of
  * files are not in it, but which file it was and where.
  */
 struct answer {
@@ -81,7 +81,7 @@ struct perdure_conn {
 	uint64_t skip;			/* bytes of it that an old generation has written */
 	uint64_t checks[2];		/* of these, where they are compared ... */
 	uint32_t sums[2];		/* ... and with what */
-	uint32_t crc;
+	struct digest digests[2], *digest;	/* of the bytes that are there; the other one is scratch */
 	bool broken;
 	/* The file that is being sent */
 	struct stat file;
@@ -90,9 +90,9 @@ struct perdure_conn {
 	void *tag;
 };
 
-static uint64_t sum(uint64_t done, uint32_t crc)
+static uint64_t sum(uint64_t done, const struct digest *d)
 {
-	return (uint64_t)crc << 32 | (uint32_t)done;
+	return (uint64_t)digest_value(d) << 32 | (uint32_t)done;
 }
 
 static struct record *record_of(const struct perdure_conns *conns, int fd)
@@ -284,6 +284,7 @@ struct perdure_conn *perdure_conn_open(struct perdure_conns *conns, int fd)
 		return NULL;
 	c->conns = conns;
 	c->fd = fd;
+	c->digest = c->digests;
 	/* A question to the file, by a call that fails as all do where there are none */
 	if (perdure_read(fd, NULL, 0, 0, 0) < 0)
 		goto fail;
@@ -362,13 +363,14 @@ static bool add(struct perdure_conn *c, const char *buf, size_t len)
 				part = c->checks[i] - c->done;
 		}
 		if (buf) {
-			c->crc = crc32c(c->crc, buf, part);
+			digest_add(c->digest, buf, part);
 			buf += part;
 		}
 		c->done += part;
 		len -= part;
 		for (i = 0; i < 2; i++) {
-			if (c->done <= c->skip && c->checks[i] == c->done && c->sums[i] != c->crc)
+			if (c->done <= c->skip && c->checks[i] == c->done &&
+			    c->sums[i] != digest_value(c->digest))
 				return false;
 		}
 	}
@@ -390,28 +392,38 @@ static ssize_t skip(struct perdure_conn *c, const char *buf, size_t len)
 ssize_t perdure_conn_write(struct perdure_conn *c, const void *buf, size_t len)
 {
 	const char *p = buf;
+	struct digest *whole;
 	ssize_t skipped, n;
 	struct answer *a;
-	uint32_t crc;
 
 	if (!c->record)
 		return perdure_write(c->fd, buf, len);
 	if (len > WRITE_MAX)
 		len = WRITE_MAX;
-	skipped = skip(c, p, len);
-	if (skipped < 0 || ((size_t)skipped == len && len))
-		return skipped;
-	p += skipped;
-	len -= skipped;
+	skipped = 0;
+	if (c->broken || c->done < c->skip) {
+		skipped = skip(c, p, len);
+		if (skipped < 0 || ((size_t)skipped == len && len))
+			return skipped;
+		p += skipped;
+		len -= skipped;
+	}
 	a = answer_of(c->record);
-	crc = crc32c(c->crc, p, len);
-	atomic_store_explicit(&a->attempt, sum(c->done + len, crc), memory_order_release);
+	whole = c->digest == c->digests ? c->digests + 1 : c->digests;
+	*whole = *c->digest;
+	digest_add(whole, p, len);
+	atomic_store_explicit(&a->attempt, sum(c->done + len, whole), memory_order_release);
 	n = perdure_write(c->fd, p, len);
 	if (n < 0)
 		return skipped ? skipped : -1;
-	c->crc = (size_t)n == len ? crc : crc32c(c->crc, p, n);
 	c->done += n;
-	atomic_store_explicit(&a->written, sum(c->done, c->crc), memory_order_release);
+	if ((size_t)n == len) {
+		c->digest = whole;
+		atomic_store_explicit(&a->written, a->attempt, memory_order_release);
+	} else {
+		digest_add(c->digest, p, n);
+		atomic_store_explicit(&a->written, sum(c->done, c->digest), memory_order_release);
+	}
 	if (unprotected(c->conns))
 		c->record = NULL;
 	return skipped + n;
@@ -437,11 +449,11 @@ static bool same_run(struct perdure_conn *c, const struct stat *st, off_t offset
 	       c->file.st_mtim.tv_sec == st->st_mtim.tv_sec && c->file.st_mtim.tv_nsec == st->st_mtim.tv_nsec;
 }
 
-static uint32_t run_sum(uint32_t crc, const struct stat *st, off_t offset)
+static void add_run(struct perdure_conn *c, const struct stat *st, off_t offset)
 {
 	const uint64_t run[] = { st->st_dev, st->st_ino, st->st_size, st->st_mtim.tv_sec, st->st_mtim.tv_nsec, offset };
 
-	return crc32c(crc, run, sizeof(run));
+	digest_add(c->digest, run, sizeof(run));
 }
 
 static bool move_on(int in_fd, off_t *offset, size_t len)
@@ -466,7 +478,7 @@ ssize_t perdure_conn_sendfile(struct perdure_conn *c, int in_fd, off_t *offset, 
 	if (at < 0 || fstat(in_fd, &st))
 		return -1;
 	if (!same_run(c, &st, at))
-		c->crc = run_sum(c->crc, &st, at);
+		add_run(c, &st, at);
 	/* What is not there cannot have been sent */
 	if (S_ISREG(st.st_mode) && count > (uint64_t)st.st_size - (at < st.st_size ? at : st.st_size))
 		count = st.st_size - (at < st.st_size ? at : st.st_size);
@@ -476,11 +488,11 @@ ssize_t perdure_conn_sendfile(struct perdure_conn *c, int in_fd, off_t *offset, 
 	n = 0;
 	if ((size_t)skipped < count) {
 		a = answer_of(c->record);
-		atomic_store_explicit(&a->attempt, sum(c->done + count - skipped, c->crc), memory_order_release);
+		atomic_store_explicit(&a->attempt, sum(c->done + count - skipped, c->digest), memory_order_release);
 		n = perdure_sendfile(c->fd, in_fd, offset, count - skipped);
 		if (n > 0) {
 			c->done += n;
-			atomic_store_explicit(&a->written, sum(c->done, c->crc), memory_order_release);
+			atomic_store_explicit(&a->written, sum(c->done, c->digest), memory_order_release);
 		}
 	}
 	c->file = st;
@@ -518,7 +530,7 @@ int perdure_conn_done(struct perdure_conn *c, size_t len, unsigned int flags)
 		return different(c);
 	next(c, len, flags & PERDURE_LAST ? ENDED : 0);
 	c->done = c->skip = c->checks[0] = c->checks[1] = 0;
-	c->crc = 0;
+	memset(c->digest, 0, sizeof(*c->digest));
 	c->file_done = UINT64_MAX;
 	c->flags &= ~PERDURE_CONN_SUSPECT;
 	return 0;

@@ -26,31 +26,22 @@ extern char **environ;
 #define JOIN_MAX	(1 << 20)
 #define JOIN_ON_STACK	4096
 
-/*
- * The kernel's calls have failed once as they do where they are not. That is for good: its counts miss what has been read and written
- * since, so a later one would be wrong. One word, that all threads may set.
- */
-static bool plain;
-
-bool io_plain(void)
-{
-	return __atomic_load_n(&plain, __ATOMIC_RELAXED);
-}
+bool io_is_plain;
 
 /*
- * Has a call failed because there are no such calls, or none any more? errno stays. What the file itself says by the same errno, and a
+ * A call has failed: because there are no such calls, or none any more? errno stays. What the file itself says by the same errno, and a
  * seccomp filter that knows none of them, are told apart by asking for the version.
  */
-static bool missing(ssize_t n)
+static bool missing(void)
 {
 	int error = errno;
 	bool none;
 
-	if (n >= 0 || (error != ENOSYS && error != EOPNOTSUPP && error != EPERM))
+	if (error != ENOSYS && error != EOPNOTSUPP && error != EPERM)
 		return false;
 	none = error == ENOSYS || perdure_abi_version() < 0;
 	if (none)
-		__atomic_store_n(&plain, true, __ATOMIC_RELAXED);
+		__atomic_store_n(&io_is_plain, true, __ATOMIC_RELAXED);
 	errno = error;
 	return none;
 }
@@ -133,7 +124,7 @@ ssize_t perdure_read(int fd, void *buf, size_t len, size_t release, unsigned int
 
 	if (!io_plain()) {
 		n = syscall(__NR_hread, fd, buf, len, release, flags);
-		if (!missing(n) && !(n < 0 && errno == EINVAL && !release && is_storage(fd)))
+		if (n >= 0 || (!missing() && !(errno == EINVAL && !release && is_storage(fd))))
 			return n;
 	}
 	/* Nothing is read then: only the descriptor is looked at */
@@ -153,7 +144,7 @@ ssize_t perdure_write(int fd, const void *buf, size_t len)
 
 	if (!io_plain()) {
 		n = lwrite(fd, buf, len);
-		if (!missing(n))
+		if (n >= 0 || !missing())
 			return n;
 	}
 	return write(fd, buf, len);
@@ -165,7 +156,7 @@ ssize_t perdure_sendfile(int out_fd, int in_fd, off_t *offset, size_t count)
 
 	if (!io_plain()) {
 		n = lsendfile(out_fd, in_fd, offset, count);
-		if (!missing(n))
+		if (n >= 0 || !missing())
 			return n;
 	}
 	return sendfile(out_fd, in_fd, offset, count);

@@ -6,8 +6,16 @@
 #include <sys/types.h>
 #include <sys/uio.h>
 
-/* Do the plain calls take the place of the kernel's? */
-bool io_plain(void);
+/*
+ * The kernel's calls have failed once as they do where they are not. That is for good: its counts miss what has been read and written
+ * since, so a later one would be wrong. One word, that all threads may set.
+ */
+extern bool io_is_plain __attribute__((visibility("hidden")));
+
+static inline bool io_plain(void)
+{
+	return __atomic_load_n(&io_is_plain, __ATOMIC_RELAXED);
+}
 
 /* Join a vector, 1 MiB of it at most, and have it written by @put. */
 ssize_t io_writev(const struct iovec *iov, int n, ssize_t (*put)(void *to, const void *buf, size_t len), void *to);
