@@ -15,10 +15,16 @@
 
 Errors are OSError, with the errno of the call: ENOSYS on a kernel without zero-loss restart, EOPNOTSUPP where it is
 switched off. Files are descriptors, or anything with fileno().
+
+Servers need less: HeldSocket is a socket with all of this in it, Restartable makes a server of socketserver or http.server
+restartable, perdure.aio is for asyncio, perdure.wsgi a server for WSGI. On any other kernel they are plain.
 """
+
+from __future__ import annotations
 
 import ctypes
 import errno
+import logging
 import os
 import sys
 import threading
@@ -27,19 +33,23 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from ctypes import POINTER, byref, c_char, c_char_p, c_int, c_int32, c_size_t, c_ssize_t, c_uint32, c_uint64, c_void_p
 from dataclasses import dataclass
-from typing import Any, Protocol, Self
+from typing import TYPE_CHECKING, Any, Protocol, Union
 
-__all__ = ["COMPLETED", "Fault", "Info", "IOLog", "Policy", "Shared", "State", "UNDONE", "abi_version", "available", "discard_state", "get_policy",
-           "heartbeat", "hread", "hread_into", "info", "iolog", "lsendfile", "lwrite", "path", "pending", "recover_threads",
-           "register", "release", "remove_shared", "rescue", "rescue_sockets", "set_policy", "unregister"]
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+__all__ = ["AnswerDiffers", "COMPLETED", "Fault", "HeldSocket", "Info", "Inherited", "IOLog", "Policy", "Restartable", "Shared", "State", "UNDONE",
+           "abi_version", "available", "close_leftovers", "discard_state", "get_policy", "heartbeat", "hread", "hread_into", "info", "inherited",
+           "iolog", "lsendfile", "lwrite", "path", "pending", "protect", "protected", "recover_threads", "register", "release",
+           "remove_shared", "rescue", "rescue_sockets", "set_policy", "unregister"]
 
 
 class HasFileno(Protocol):
     def fileno(self) -> int: ...
 
 
-File = int | HasFileno
-Buffer = bytes | bytearray | memoryview
+File = Union[int, HasFileno]
+Buffer = Union[bytes, bytearray, memoryview]
 
 
 class _RegInfo(ctypes.Structure):
@@ -235,9 +245,37 @@ def register(path: str | None = None, argv: Sequence[str] | None = None, env: Ma
     if path is None:
         path = sys.executable
     if argv is None:
-        argv = sys.orig_argv
+        argv = getattr(sys, "orig_argv", None)
+    if argv is None:        # Python 3.9
+        with open("/proc/self/cmdline", "rb") as file:
+            argv = [os.fsdecode(word) for word in file.read().split(b"\0")[:-1]]
     strings = [f"{name}={value}" for name, value in (os.environ if env is None else env).items()]
     _call(_reregist, _string(path), _strings(argv), _strings(strings), child_id)
+
+
+def protected() -> bool:
+    """Whether a fault restarts this process: it is registered, and the kernel holds what it reads and counts what it writes."""
+    try:
+        if info() is None:
+            return False
+        _call(_getiolog, -1, None, 0)
+    except OSError as e:
+        return e.errno in (errno.EBADF, errno.EINVAL)
+    return True
+
+
+def protect(policy: Policy | None = None) -> bool:
+    """Register this program as it was started, unless it is registered, and set its policy, if one is given. Returns protected(): False
+    is no error, the program runs as on any kernel. The log "perdure" says why, unless it is for want of our kernel."""
+    try:
+        if info() is None:
+            register()
+        if policy is not None:
+            set_policy(policy)
+    except OSError as e:
+        level = logging.INFO if e.errno in (errno.ENOSYS, errno.EOPNOTSUPP) else logging.WARNING
+        logging.getLogger("perdure").log(level, "not protected, a fault ends this process: %s", e)
+    return protected()
 
 
 def unregister() -> None:
@@ -480,3 +518,17 @@ class Shared(_Area):
 def remove_shared(name: str) -> None:
     """Remove the shared area called name. Who has it open can read it on, and not update it."""
     _call(_shared_remove, _string(name.encode()))
+
+
+from .books import AnswerDiffers  # noqa: E402
+from .held import HeldSocket  # noqa: E402
+from .left import Inherited, close_leftovers, inherited  # noqa: E402
+
+if TYPE_CHECKING:
+    from .serve import Restartable
+else:
+    def __getattr__(name: str) -> Any:      # imported by those who need it: it is what makes starting slow, and so a restart
+        if name != "Restartable":
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        from .serve import Restartable
+        return Restartable

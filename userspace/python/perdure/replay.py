@@ -22,6 +22,8 @@ variables that change, no order of a set.
 Functions of a call are for the thread that its method runs on, until the method returns. Errors are OSError.
 """
 
+from __future__ import annotations
+
 import atexit
 import ctypes
 import errno
@@ -35,11 +37,11 @@ import uuid
 from collections.abc import Callable
 from ctypes import POINTER, byref, c_char_p, c_int, c_int64, c_size_t, c_ssize_t, c_uint, c_uint64, c_void_p
 from dataclasses import dataclass
-from typing import Any, TypeVar, overload
+from typing import Any, Dict, List, TypeVar, Union, get_type_hints, overload
 
 __all__ = ["Call", "Canceled", "JSON", "Reply", "Server", "Session", "Shared"]
 
-JSON = None | bool | int | float | str | list[Any] | dict[str, Any]
+JSON = Union[None, bool, int, float, str, List[Any], Dict[str, Any]]
 
 ROOM, ROOM_MAX = 64 << 10, 1 << 20
 
@@ -59,7 +61,7 @@ class Reply:
         return json.loads(self.body)
 
 
-Result = Reply | JSON | bytes
+Result = Union[Reply, JSON, bytes]
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 _lib = ctypes.CDLL("libreplay.so.0", use_errno=True)
@@ -275,6 +277,12 @@ class _BadRequest(Exception):
 _CHECKED = {str: "text", int: "an integer", float: "a number", bool: "true or false", list: "a list", dict: "an object"}
 
 
+def _signature(function: Callable[..., Any]) -> inspect.Signature:
+    """With annotations that are no text any more (eval_str does that, from Python 3.10 on)"""
+    signature, hints = inspect.signature(function), get_type_hints(function)
+    return signature.replace(parameters=[p.replace(annotation=hints.get(name, p.annotation)) for name, p in signature.parameters.items()])
+
+
 def _arguments(call: Call, signature: inspect.Signature) -> dict[str, Any]:
     """A method that has parameters besides the call finds them in a JSON object, the body."""
     try:
@@ -341,7 +349,7 @@ class Server:
         return lambda decorated: self._register(decorated, decorated.__name__ if function is None else function, version)
 
     def _register(self, function: Any, name: str, version: int) -> Any:
-        signature = inspect.signature(function, eval_str=True)
+        signature = _signature(function)
         plain = len(signature.parameters) < 2
 
         def run(handle: int, body: int | None, size: int, _arg: int) -> int:
