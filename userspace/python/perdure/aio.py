@@ -63,7 +63,8 @@ def _no_sendfile(transport: asyncio.BaseTransport) -> None:
 async def create_server(protocol_factory: Callable[[], asyncio.BaseProtocol], host: str | None = None,
                         port: int | None = None, *, sock: socket.socket | None = None,
                         backlog: int = 100) -> asyncio.AbstractServer:
-    """As loop.create_server(): at one address, the first that host has, or with a socket that is bound."""
+    """As loop.create_server(): at one address, the first that host has, or with a HeldSocket that is bound, or a
+    socket that the program was started with."""
     loop = asyncio.get_running_loop()
     if protect() and not isinstance(loop, asyncio.SelectorEventLoop):
         raise RuntimeError(f"{type(loop).__name__} writes past the books of a HeldSocket: use asyncio's own event loop")
