@@ -89,7 +89,7 @@ def ask_for_faults(server: Server, want: str) -> tuple[int, str]:
 
 def next_rung() -> None:
     """A shop that cannot write the invoice of 13 things, and its stock, with a point for one fault."""
-    shop = Shop("perdurectl", "run", "--fresh", "--")
+    shop = Shop("perdurectl", "run", "--in-place", "--")
     try:
         rescuectl("add", SHOP, "order", "--value", -1, "--output", "cascade", "--burst", 1, "--name", "order")
         say("(d) The next rung: a shop that takes from a stock, and a point at order(), for one fault, whose peers go back, too")

@@ -3,7 +3,7 @@
 
 _perdurectl() {
 	local cur=${COMP_WORDS[COMP_CWORD]} prev=${COMP_WORDS[COMP_CWORD - 1]} command='' at i
-	local own='--child-id --burst --interval --quarantine --on-exit --core --heartbeat --listen --fresh --keep --try --help'
+	local own='--child-id --burst --interval --quarantine --on-exit --core --heartbeat --listen --pid-file --delay --keep-children --no-ports --keep --in-place --keeper --try --help'
 
 	for ((i = 1; i < COMP_CWORD; i++)); do
 		if [[ ${COMP_WORDS[i]} == -n || ${COMP_WORDS[i]} == --lines ]]; then
@@ -25,13 +25,13 @@ _perdurectl() {
 				((i++))
 				break
 				;;
-			-i | -b | -t | -H | -l | --child-id | --burst | --interval | --heartbeat | --listen) ((i++)) ;;
+			-i | -b | -t | -H | -l | -p | -d | --child-id | --burst | --interval | --heartbeat | --listen | --pid-file | --delay) ((i++)) ;;
 			-*) ;;
 			*) break ;;
 			esac
 		done
 		case $prev in
-		-i | -b | -t | -H | -l | --child-id | --burst | --interval | --heartbeat | --listen) [[ $i -lt $COMP_CWORD ]] || return ;;
+		-i | -b | -t | -H | -l | -p | -d | --child-id | --burst | --interval | --heartbeat | --listen | --pid-file | --delay) [[ $i -lt $COMP_CWORD ]] || return ;;
 		esac
 		if [[ $i -lt $COMP_CWORD ]]; then
 			mapfile -t COMPREPLY < <(compgen -f -- "$cur")

@@ -3,17 +3,20 @@
  * perdurectl run: registers this process for what it executes next, and executes it. REREGIST_EXEC is what makes the
  * registration stay over that execve(2), so the program needs no change, no library and no dynamic linker.
  *
- * With --fresh or --listen what is registered is perdurectl itself: in each new generation it closes what the old one had opened,
- * and executes the program again.
+ * What is registered is perdurectl itself: in each new generation it makes the process what it was at the start
+ * (generation.c), and executes the program again. With --keep it is the program, which finds everything as it was.
+ * A program that can give up privileges has a keeper (keeper.c), which still has them.
  */
 #include <ctype.h>
-#include <dirent.h>
+#include <elf.h>
 #include <err.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <getopt.h>
+#include <libgen.h>
 #include <limits.h>
 #include <netdb.h>
+#include <signal.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -27,24 +30,38 @@
 
 #include <perdure.h>
 
+#include "keeper.h"
 #include "numbers.h"
+#include "ports.h"
 #include "run.h"
 
 /* As the shell has it: the program cannot be executed, does not exist; we ourselves failed. */
 enum { USAGE = 2, FAILED = 125, NOT_EXECUTABLE = 126, NOT_FOUND = 127 };
 enum { LISTEN_FDS_START = 3, MAX_LISTEN = 32 };
 
+#ifdef __aarch64__
+#define DYNAMIC_LINKER	"/lib/ld-linux-aarch64.so.1"
+#else
+#define DYNAMIC_LINKER	"/lib64/ld-linux-x86-64.so.2"
+#endif
+
 extern char **environ;
 
 static struct {
 	int child_id;
-	bool try, fresh, keep;
-	const char *again;		/* descriptors that the program was given, from an earlier generation of us */
+	bool try, keep, keeper, in_place, children, no_ports;
+	unsigned int delay_ms;
+	const char *pid_file;
+	const char *again;		/* what the program was started with, from an earlier generation of us */
 	char *path;			/* and what that found: the working directory may be another by now */
 	const char *listen[MAX_LISTEN];
 	int listens;
 	struct restart_policy policy;
-} opt;
+} opt = { .delay_ms = 100 };
+
+static struct start start;
+static char **arguments;		/* from "run" on */
+static int nr_arguments;
 
 static void usage(FILE *to)
 {
@@ -58,9 +75,13 @@ static void usage(FILE *to)
 	      "  -H, --heartbeat MS     for a program that calls perdure_heartbeat(2) at least so often\n"
 	      "  -l, --listen [HOST:]PORT\n"
 	      "                         a listening socket, handed over as systemd does (LISTEN_FDS); repeat for more\n"
-	      "  -f, --fresh            a new generation gets the files that the program was started with, not those that\n"
-	      "                         it opened itself: for one that opens its own port; the rule with --listen\n"
-	      "  -k, --keep             with --listen, all files all the same\n"
+	      "  -p, --pid-file FILE    removed before the program is started once more\n"
+	      "  -d, --delay MS         after one that died within 2 s of its start, before the next; doubled each time (100)\n"
+	      "  -C, --keep-children    do not end the children of the old generation\n"
+	      "  -P, --no-ports         do not hand on the listening sockets that the program opens itself\n"
+	      "  -k, --keep             everything stays open: for a program that looks for its files (libperdure)\n"
+	      "  -I, --in-place         without a parent that keeps the privileges; default where there are none\n"
+	      "  -K, --keeper           with one, all the same\n"
 	      "  -n, --try              where the kernel cannot do it, run the program unprotected\n", to);
 }
 
@@ -76,6 +97,19 @@ static long number(const char *what, const char *s, long min, long max)
 	return n;
 }
 
+static char *absolute(const char *path)
+{
+	char *cwd, *full;
+
+	if (*path == '/')
+		return strdup(path);
+	cwd = getcwd(NULL, 0);
+	if (!cwd || asprintf(&full, "%s/%s", cwd, path) < 0)
+		err(FAILED, "working directory");
+	free(cwd);
+	return full;
+}
+
 static int options(int argc, char **argv)
 {
 	static const struct option names[] = {
@@ -87,19 +121,24 @@ static int options(int argc, char **argv)
 		{ "core", no_argument, NULL, 'c' },
 		{ "heartbeat", required_argument, NULL, 'H' },
 		{ "listen", required_argument, NULL, 'l' },
-		{ "fresh", no_argument, NULL, 'f' },
+		{ "pid-file", required_argument, NULL, 'p' },
+		{ "delay", required_argument, NULL, 'd' },
+		{ "keep-children", no_argument, NULL, 'C' },
+		{ "no-ports", no_argument, NULL, 'P' },
 		{ "keep", no_argument, NULL, 'k' },
+		{ "in-place", no_argument, NULL, 'I' },
+		{ "keeper", no_argument, NULL, 'K' },
 		{ "try", no_argument, NULL, 'n' },
 		{ "help", no_argument, NULL, 'h' },
 		{ "again", required_argument, NULL, 'A' },
-		{ "path", required_argument, NULL, 'P' },
+		{ "path", required_argument, NULL, 'R' },
 		{ NULL, 0, NULL, 0 },
 	};
 	struct restart_policy *p = &opt.policy;
 	int c;
 
 	/* "+": the program's options are not ours */
-	while ((c = getopt_long(argc, argv, "+i:b:t:qecH:l:fknh", names, NULL)) != -1) {
+	while ((c = getopt_long(argc, argv, "+i:b:t:qecH:l:p:d:CPkIKnh", names, NULL)) != -1) {
 		switch (c) {
 		case 'i':
 			opt.child_id = number("--child-id", optarg, INT_MIN, INT_MAX);
@@ -127,8 +166,24 @@ static int options(int argc, char **argv)
 				errx(USAGE, "--listen: not more than %d", MAX_LISTEN);
 			opt.listen[opt.listens++] = optarg;
 			break;
-		case 'f':
-			opt.fresh = true;
+		case 'p':
+			/* The program may change its directory before it is started again */
+			opt.pid_file = opt.again ? optarg : absolute(optarg);
+			break;
+		case 'd':
+			opt.delay_ms = number("--delay", optarg, 0, 3600000);
+			break;
+		case 'C':
+			opt.children = true;
+			break;
+		case 'P':
+			opt.no_ports = true;
+			break;
+		case 'I':
+			opt.in_place = true;
+			break;
+		case 'K':
+			opt.keeper = true;
 			break;
 		case 'k':
 			opt.keep = true;
@@ -139,7 +194,7 @@ static int options(int argc, char **argv)
 		case 'A':
 			opt.again = optarg;
 			break;
-		case 'P':
+		case 'R':
 			opt.path = optarg;
 			break;
 		case 'h':
@@ -155,11 +210,10 @@ static int options(int argc, char **argv)
 		p->burst = p->burst ? p->burst : 1;
 		p->interval_ms = p->interval_ms ? p->interval_ms : 60000;
 	}
-	if (opt.keep && (opt.fresh || !opt.listens))
-		errx(USAGE, "--keep: only with --listen, and without --fresh");
-	/* Who waits for an answer of the old generation is to see its end: nobody else knows of that connection. */
-	if (opt.listens && !opt.keep)
-		opt.fresh = true;
+	if (opt.keeper && (opt.keep || opt.in_place))
+		errx(USAGE, "--keeper: not with --keep or --in-place");
+	if (opt.keep && (opt.pid_file || opt.children || opt.no_ports))
+		errx(USAGE, "--keep: nothing is ended, closed or removed; leave out --pid-file, --keep-children and --no-ports");
 	if (optind == argc)
 		errx(USAGE, "run which program? perdurectl run [OPTION...] -- PROGRAM [ARGUMENT...]");
 	return optind;
@@ -173,14 +227,8 @@ static char *find(const char *name)
 	int error = ENOENT;
 	struct stat st;
 
-	if (strchr(name, '/')) {
-		if (*name == '/')
-			return strdup(name);
-		cwd = getcwd(NULL, 0);
-		if (!cwd || asprintf(&path, "%s/%s", cwd, name) < 0)
-			err(FAILED, "working directory");
-		return path;
-	}
+	if (strchr(name, '/'))
+		return absolute(name);
 	for (list = list ? list : "/usr/bin:/bin"; list; list = *end ? end + 1 : NULL) {
 		end = strchrnul(list, ':');
 		/* An empty element is the working directory. */
@@ -249,7 +297,7 @@ static void listen_all(void)
 {
 	char text[16];
 
-	if (!opt.listens || opt.again)
+	if (!opt.listens)
 		return;
 	if (getenv("LISTEN_FDS"))
 		errx(USAGE, "--listen: there are sockets already (LISTEN_FDS); take them all from one place");
@@ -262,58 +310,16 @@ static void listen_all(void)
 	setenv("LISTEN_PID", text, 1);
 }
 
-/* "0,1,2": the files that the program is given, those that are not close-on-exec. */
-static char *given(void)
-{
-	DIR *dir = opendir("/proc/self/fd");
-	struct dirent *d;
-	char *list = NULL;
-	size_t size;
-	FILE *f;
-
-	if (!dir)
-		err(FAILED, "--fresh needs /proc: /proc/self/fd");
-	f = open_memstream(&list, &size);
-	if (!f)
-		err(FAILED, "--fresh");
-	while ((d = readdir(dir))) {
-		int fd = atoi(d->d_name), flags = fcntl(fd, F_GETFD);
-
-		if (d->d_name[0] != '.' && flags >= 0 && !(flags & FD_CLOEXEC))
-			fprintf(f, "%s%d", ftell(f) ? "," : "", fd);
-	}
-	closedir(dir);
-	fclose(f);
-	return list;
-}
-
-/* All others are the old generation's own. */
-static void close_others(const char *list)
-{
-	unsigned int next = 0;
-
-	/* Descriptors in /proc/self/fd are in ascending order, and so is the list. */
-	while (*list) {
-		char *end;
-		unsigned int fd = strtoul(list, &end, 10);
-
-		if (end == list || fd < next)
-			errx(FAILED, "--again: not a list of descriptors");
-		if (fd > next)
-			syscall(SYS_close_range, next, fd - 1, 0);
-		next = fd + 1;
-		list = *end ? end + 1 : end;
-	}
-	syscall(SYS_close_range, next, ~0U, 0);
-}
-
 /* ---- registration ---- */
 
 static void unable(const char *why)
 {
 	if (!opt.try)
 		errx(FAILED, "%s (--try runs the program all the same, unprotected)", why);
-	warnx("%s: a fault will be the end", why);
+	if (start.keeper)
+		warnx("%s: a fault is the end of the process, and another one is started", why);
+	else
+		warnx("%s: a fault will be the end", why);
 }
 
 static void enroll(const char *path, char **argv)
@@ -357,62 +363,234 @@ static void enroll(const char *path, char **argv)
 	}
 }
 
-/* argv with --again and --path after "run", for the next generation of ourselves */
-static char **arguments_again(int argc, char **argv, char *list, char *path)
+/* ---- the preloaded library ---- */
+
+/* Has the program the dynamic linker of our C library? A script: its interpreter. */
+static bool is_dynamic(const char *path, bool script)
 {
-	char **again = calloc(argc + 6, sizeof(*again));
-	int n = 0;
+	char head[4096] = "", *end;
+	const Elf64_Ehdr *elf = (const Elf64_Ehdr *)head;
+	const Elf64_Phdr *p;
+	int fd = open(path, O_RDONLY | O_CLOEXEC);
+	ssize_t n;
+
+	if (fd < 0)
+		return false;
+	n = read(fd, head, sizeof(head) - 1);
+	close(fd);
+	if (n > 2 && !memcmp(head, "#!", 2) && script) {
+		char *interpreter = head + 2 + strspn(head + 2, " \t");
+
+		end = interpreter + strcspn(interpreter, " \t\r\n");
+		*end = 0;
+		return is_dynamic(interpreter, false);
+	}
+	if (n < (ssize_t)sizeof(*elf) || memcmp(elf->e_ident, ELFMAG, SELFMAG) || elf->e_ident[EI_CLASS] != ELFCLASS64 ||
+	    elf->e_phentsize != sizeof(*p))
+		return false;
+	p = (const Elf64_Phdr *)(head + elf->e_phoff);
+	for (int i = 0; i < elf->e_phnum && (const char *)(p + i + 1) <= head + n; i++)
+		if (p[i].p_type == PT_INTERP && p[i].p_offset + p[i].p_filesz <= (size_t)n)
+			return !strcmp(head + p[i].p_offset, DYNAMIC_LINKER);
+	return false;
+}
+
+/* Beside this program where it was built, otherwise where it is installed; NULL: none. */
+static const char *library(const char *self)
+{
+	static char path[PATH_MAX + 32];
+	char dir[PATH_MAX];
+
+	snprintf(dir, sizeof(dir), "%s", self);
+	snprintf(path, sizeof(path), "%s/perdure-ports.so", dirname(dir));
+	if (!access(path, R_OK))
+		return path;
+	return access(PORTS_LIBRARY, R_OK) ? NULL : PORTS_LIBRARY;
+}
+
+static void preload(const char *self, const int *ports, size_t n)
+{
+	const char *file = library(self), *others = getenv("LD_PRELOAD");
+	char *text = NULL;
+	size_t size;
+	FILE *f;
+
+	if (!file)
+		return;
+	if (asprintf(&text, "%s%s%s", file, others && *others ? ":" : "", others ? others : "") < 0 ||
+	    setenv("LD_PRELOAD", text, 1))
+		err(FAILED, "LD_PRELOAD");
+	free(text);
+	f = open_memstream(&text, &size);
+	if (!f)
+		err(FAILED, PORTS_ENV);
+	for (size_t i = 0; i < n; i++)
+		fprintf(f, i ? ",%d" : "%d", ports[i]);
+	if (fclose(f) || setenv(PORTS_ENV, text, 1))
+		err(FAILED, PORTS_ENV);
+	free(text);
+}
+
+/* ---- generations ---- */
+
+/* argv with --again and --path after "run", for the next generation of ourselves */
+static char **arguments_again(const char *path)
+{
+	char **again = calloc(nr_arguments + 6, sizeof(*again));
+	int n = 0, skip = opt.again ? 5 : 1;
 
 	if (!again)
-		err(FAILED, "--fresh");
+		err(FAILED, "arguments");
 	again[n++] = "perdurectl";
 	again[n++] = "run";
 	again[n++] = "--again";
-	again[n++] = list;
+	again[n++] = start_text(&start);
 	again[n++] = "--path";
-	again[n++] = path;
-	memcpy(again + n, argv + 1, argc * sizeof(*argv));
+	again[n++] = (char *)path;
+	memcpy(again + n, arguments + skip, (nr_arguments - skip + 1) * sizeof(*arguments));
 	return again;
 }
 
-int run(int argc, char **argv)
+static _Noreturn void execute(const char *path, char **program)
 {
-	int first = options(argc, argv);
-	char **program = argv + first, *path, self[PATH_MAX];
-	bool privileged;
-	ssize_t n;
-
-	if (opt.again)
-		close_others(opt.again);
-	path = opt.path ? opt.path : find(*program);
-	privileged = is_privileged(path);
-	if (privileged && !opt.try)
-		errx(NOT_EXECUTABLE, "%s gets privileges when it is executed, and may not be registered by one who has not: "
-		     "run it as the user whom it becomes, or have it register itself", path);
-	listen_all();
-	if (privileged) {
-		unable("the program gets privileges when it is executed");
-	} else if (!opt.fresh) {
-		enroll(path, program);
-	} else if (!opt.again) {
-		n = readlink("/proc/self/exe", self, sizeof(self) - 1);
-		if (n < 0)
-			err(FAILED, "--fresh needs /proc: /proc/self/exe");
-		self[n] = 0;
-		enroll(self, arguments_again(argc, argv, given(), path));
-	} else {
-		/* Once more, to keep it over the next execve(2), too; the policy is there. */
-		char again[PATH_MAX];
-
-		n = readlink("/proc/self/exe", again, sizeof(again) - 1);
-		again[n < 0 ? 0 : n] = 0;
-		if (syscall(__NR_reregist, again, argv - 1, environ, opt.child_id, REREGIST_EXEC))
-			err(FAILED, "registering again");
-	}
-
 	execv(path, program);
 	if (errno == ENOEXEC)
 		errx(NOT_EXECUTABLE, "%s: not a program that the kernel executes (a script needs a first line like #!/bin/sh)",
 		     path);
 	err(errno == ENOENT ? NOT_FOUND : NOT_EXECUTABLE, "%s", path);
+}
+
+/* Becomes the program. In a later generation in place the policy is there already. */
+static void launch(struct start *s, int *ports, size_t nr_ports, unsigned int burst)
+{
+	char self[PATH_MAX] = "", **program = arguments + optind;
+
+	if (readlink("/proc/self/exe", self, sizeof(self) - 1) < 0)
+		err(FAILED, "needs /proc: /proc/self/exe");
+	for (size_t i = 0; i < nr_ports; i++)
+		fcntl(ports[i], F_SETFD, 0);
+	if (!opt.again) {
+		start_keep_files(s);
+		start_restore_flags(s);
+	}
+	s->born_ns = now_ns();
+	if (opt.again) {
+		if (syscall(__NR_reregist, self, arguments_again(opt.path), environ, opt.child_id, REREGIST_EXEC))
+			err(FAILED, "registering again");
+		start_restore_mask(s);
+	} else if (burst) {
+		if (opt.policy.flags & RESTART_LIMIT && burst < opt.policy.burst)
+			opt.policy.burst = burst;
+		/* That is how the next generation begins */
+		start_block_all();
+		enroll(self, arguments_again(opt.path));
+		start_restore_mask(s);
+	}
+	if (!opt.no_ports && is_dynamic(opt.path, true))
+		preload(self, ports, nr_ports);
+	execute(opt.path, program);
+}
+
+/* This process cannot become what it was: it dies as it would have died without us, unless its keeper takes over. */
+static _Noreturn void surrender(const char *why, const struct reg_info *info, int *ports, size_t nr_ports)
+{
+	warnx("%s cannot be restarted in its process: %s", basename(opt.path), why);
+	perdure_unregister();
+	if (start.keeper) {
+		/* It takes the sockets in these descriptors, and leaves the others to us: to be closed now */
+		close_others(ports, nr_ports);
+		prctl(PR_SET_NAME, SURRENDER, 0, 0, 0);
+		raise(SIGSTOP);
+	}
+	if (!info->signo)
+		_exit(info->code);
+	die_of(info->signo);
+}
+
+static void again(void)
+{
+	int ports[PORTS];
+	struct reg_info info;
+	unsigned int wait_ms;
+	const char *why;
+	size_t nr_ports;
+	int sig;
+
+	if (!start_parse(&start, opt.again))
+		errx(FAILED, "--again: not what it was given");
+	/* Another process may have its number by now */
+	if (getppid() != start.keeper)
+		start.keeper = 0;
+	if (getreginfo(&info) != 1)
+		errx(FAILED, "--again is for the kernel to say");
+	nr_ports = opt.no_ports ? 0 : ports_find(&start, ports, PORTS);
+	why = start_restore(&start, ports, nr_ports);
+	if (why)
+		surrender(why, &info, ports, nr_ports);
+	if (!opt.children)
+		end_children(&start, start.keeper ? start.keeper : getpid());
+	wait_ms = back_off(&start, info.fault_time_ns, opt.delay_ms);
+	if (wait_ms) {
+		warnx("%s died right after its start: the next one is in %u ms", basename(opt.path), wait_ms);
+		sig = wait_for_end(wait_ms);
+		if (sig)
+			die_of(sig);
+	}
+	remove_pid_file(opt.pid_file);
+	if (start.ignored & 1u << (SIGCHLD - 1))
+		signal(SIGCHLD, SIG_IGN);
+	launch(&start, ports, nr_ports, 0);
+}
+
+static uint64_t default_interval(void)
+{
+	FILE *f = fopen("/proc/sys/kernel/restart/min_interval_ms", "re");
+	unsigned long ms = 60000;
+
+	if (f && fscanf(f, "%lu", &ms) != 1)
+		ms = 60000;
+	if (f)
+		fclose(f);
+	return ms;
+}
+
+int run(int argc, char **argv)
+{
+	struct keeper_options keep = { .burst = 1 };
+	char **program;
+	bool privileged;
+
+	arguments = argv;
+	nr_arguments = argc;
+	program = argv + options(argc, argv);
+	if (opt.again)
+		again();
+	opt.path = find(*program);
+	privileged = is_privileged(opt.path);
+	if (privileged && !opt.try)
+		errx(NOT_EXECUTABLE, "%s gets privileges when it is executed, and may not be registered by one who has not: "
+		     "run it as the user whom it becomes, or have it register itself", opt.path);
+	listen_all();
+	if (privileged) {
+		unable("the program gets privileges when it is executed");
+		execute(opt.path, program);
+	}
+	if (opt.keep) {
+		enroll(opt.path, program);
+		execute(opt.path, program);
+	}
+	start_note(&start);
+	if (!opt.keeper && (opt.in_place || !has_privileges()))
+		launch(&start, NULL, 0, UINT_MAX);
+	keep.name = basename(strdup(opt.path));
+	keep.interval_ms = default_interval();
+	if (opt.policy.flags & RESTART_LIMIT) {
+		keep.burst = opt.policy.burst;
+		keep.interval_ms = opt.policy.interval_ms;
+	}
+	keep.on_exit = opt.policy.flags & RESTART_ON_EXIT;
+	keep.children = opt.children;
+	keep.delay_ms = opt.delay_ms;
+	keep.pid_file = opt.pid_file;
+	keeper(&start, &keep, launch);
 }

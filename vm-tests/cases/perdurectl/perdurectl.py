@@ -54,19 +54,19 @@ def program(text: str, name: str = "program") -> str:
 
 
 def restarts() -> Iterator[str]:
-    """A script, a static program: the same process, files and arguments, and its own exit status."""
+    """--keep: a script, a static program: the same process, files and arguments, and its own exit status."""
     script = program("#!/bin/sh\n"
                      "echo $$ $# \"$1\" $A >>$TMP/trace; exec 9>>$TMP/nine; ls /proc/$$/fd | grep -cx 9 >>$TMP/fds\n"
                      "[ $(wc -l <$TMP/trace) = 4 ] && exit 7; kill -$SIG $$; sleep 9\n")
     for sig in ("SEGV", "ABRT"):
         for name in ("trace", "nine", "fds"):
             (Path(scratch) / name).unlink(missing_ok=True)
-        process = subprocess.Popen([CTL, "run", "--child-id=-5", script, "a b", "--burst"],
+        process = subprocess.Popen([CTL, "run", "--keep", "--child-id=-5", script, "a b", "--burst"],
                                    env=os.environ | {"A": "c d", "TMP": scratch, "SIG": sig})
         yield from differ("status", process.wait(60), 7)
         yield from differ("generations", (Path(scratch) / "trace").read_text(), f"{process.pid} 2 a b c d\n" * 4)
     # In each generation, argv[1] and [2]
-    killed = subprocess.Popen([CTL, "run", "sh", "-c", "kill -STOP $$; kill -SEGV $$", "x"])
+    killed = subprocess.Popen([CTL, "run", "--keep", "sh", "-c", "kill -STOP $$; kill -SEGV $$", "x"])
     os.waitid(os.P_PID, killed.pid, os.WSTOPPED)
     os.kill(killed.pid, signal.SIGSEGV)
     os.kill(killed.pid, signal.SIGCONT)
@@ -123,7 +123,7 @@ def ask(own: bool) -> tuple[bytes, bytes]:
 def servers() -> Iterator[str]:
     """One that is given its sockets, whose waiting clients are not refused; one that opens its own. Nobody waits for the old generation."""
     listen = ["-l", f"127.0.0.1:{PORT}", "--listen", f"[::1]:{PORT + 1}"]
-    for options in (listen, ["--fresh"], [*listen, "--keep"]):
+    for options in (["--in-place", *listen], ["--in-place", "--no-ports"], ["--in-place"], [*listen, "--keep"]):
         given, keep = "-l" in options, "--keep" in options
         server = subprocess.Popen([CTL, "run", *options, "--", sys.executable, "-c", SERVER, "given" if given else "own"])
         files, kept = [], []
@@ -151,22 +151,30 @@ def servers() -> Iterator[str]:
                 client.close()
 
 
-def fresh_limit() -> Iterator[str]:
-    """The limit counts restarts of a program that is executed by way of perdurectl, too."""
-    count = Path(scratch) / "count"
-    process = subprocess.Popen([CTL, "run", "--fresh", "-b", "2", "-t", "1000000", "sh", "-c", f"echo $$ >>{count}; kill -SEGV $$; sleep 9"])
-    yield from differ("status", process.wait(60), -signal.SIGSEGV)
-    yield from differ("starts", count.read_text(), f"{process.pid}\n" * 3)
+def limits() -> Iterator[str]:
+    """The limit counts restarts of a program that is executed by way of perdurectl, too; they come later and later."""
+    for options in (["--in-place"], ["--keeper"]):
+        count = Path(scratch) / f"count{options[0]}"
+        begun = time.monotonic()
+        process = subprocess.Popen([CTL, "run", *options, "-b", "2", "-t", "1000000", "-d", "1000", "sh", "-c",
+                                    f"echo $$ >>{count}; kill -SEGV $$; sleep 9"], stderr=subprocess.PIPE, text=True)
+        said = process.communicate(timeout=60)[1]
+        yield from differ("status", process.returncode, -signal.SIGSEGV)
+        starts = count.read_text().split()
+        yield from differ("starts, processes", (len(starts), len(set(starts))), (3, 1))
+        yield from differ("is it perdurectl's", starts[0] == str(process.pid), "--in-place" in options)
+        yield from differ("waits", re.findall(r"the next one is in (\d+) ms", said), ["1000", "2000"])
+        yield from differ("waited", time.monotonic() - begun > 3, True)
 
 
 def moved() -> Iterator[str]:
-    """With --fresh, a program that changes its directory is found again, under the name that it was called by."""
+    """A program that changes its directory is found again, under the name that it was called by."""
     shutil.copy(sys.executable, Path(scratch) / "moves")
     text = ("import os, sys\nos.chdir('/')\nname = open('/proc/self/cmdline').read().split(chr(0))[0]\n"
             "n = os.write(1, name.encode() + b' ')\nif os.lseek(1, 0, 1) < 20:\n os.abort()\nsys.exit(9)\n")
     for name, path in (("./moves", os.environ["PATH"]), ("moves", f".:{os.environ['PATH']}")):
         with tempfile.TemporaryFile() as out:
-            done = subprocess.run([CTL, "run", "--fresh", "--", name, "-c", text], cwd=scratch, stdout=out, stderr=subprocess.PIPE,
+            done = subprocess.run([CTL, "run", "--delay", "0", "--", name, "-c", text], cwd=scratch, stdout=out, stderr=subprocess.PIPE,
                                   timeout=60, env=os.environ | {"PATH": path})
             yield from differ("status", (done.returncode, done.stderr), (9, b""))
             out.seek(0)
@@ -187,11 +195,12 @@ def refusals() -> Iterator[str]:
     yield from run("run", "-l", "127.0.0.1:notaport", "true", status=125, says="--listen 127.0.0.1:notaport")
     for port in "99999", "127.0.0.1:65536", "0", "184467440737095516160":
         yield from run("run", "-l", port, "true", status=2, says="--listen .*: not a number from 1 to 65535")
-    yield from run("run", "--keep", "true", status=2, says="only with --listen")
+    yield from run("run", "--keep", "--no-ports", "true", status=2, says="nothing is ended")
+    yield from run("run", "--keeper", "--in-place", "true", status=2, says="--keeper: not with")
     yield from run("run", "-l", "1", "true", status=2, says="LISTEN_FDS", env=os.environ | {"LISTEN_FDS": "1"})
     yield from run("run", "true", status=125, says="128 KiB", env=os.environ | {"A": "a" * 131000})
-    for fresh in ([], ["--fresh"]):
-        yield from run("run", "--try", *fresh, "sh", "-c", "exit 6", status=6, says="128 KiB.*a fault will be the end",
+    for how, end in (("--in-place", "a fault will be the end"), ("--keeper", "another one is started"), ("--keep", "a fault will be")):
+        yield from run("run", "--try", how, "sh", "-c", "exit 6", status=6, says=f"128 KiB.*{end}",
                        env=os.environ | {"A": "a" * 131000})
     yield from run("nonsense", status=2, says="no such command: nonsense")
     yield from run(status=2, says="usage")
@@ -222,7 +231,7 @@ def refusals() -> Iterator[str]:
 
 def switched_off() -> Iterator[str]:
     """kernel.restart.enabled = 0: says how to switch it on, and what it knows; with --try the program runs."""
-    process = subprocess.Popen([CTL, "run", "sh", "-c", "kill -STOP $$; exit 3"])
+    process = subprocess.Popen([CTL, "run", "--keep", "sh", "-c", "kill -STOP $$; exit 3"])
     os.waitid(os.P_PID, process.pid, os.WSTOPPED)
     os.kill(process.pid, signal.SIGSEGV)
     os.kill(process.pid, signal.SIGCONT)
@@ -241,7 +250,7 @@ def switched_off() -> Iterator[str]:
         yield from differ("watch", says in watch.stderr.readline(), True)
         yield from run("check", status=1, says=says)
         yield from run("run", "true", status=125, says=f"{says}.*--try")
-        yield from run("run", "--try", "sh", "-c", "exit 5", status=5, says="a fault will be the end")
+        yield from run("run", "--try", "sh", "-c", "exit 5", status=5, says="another one is started")
     finally:
         (SYSCTL / "enabled").write_text("1")
     # It goes on to watch; where it was only asked to begin with, it may see the fault before as well
@@ -268,7 +277,7 @@ def tells() -> Iterator[str]:
     yield from run("list", status=0, says="no process is registered")
     yield from differ("list --json", json.loads(ctl("list", "--json").stdout), [])
     name = program("#!/bin/sh\nkill -STOP $$\n", 'a "strange\\ name\u00e9')
-    process = subprocess.Popen([CTL, "run", "-i", "7", "--burst", "3", "-t", "90000", "-q", name, "two words", "", "\t", "-", ""])
+    process = subprocess.Popen([CTL, "run", "--keep", "-i", "7", "--burst", "3", "-t", "90000", "-q", name, "two words", "", "\t", "-", ""])
     try:
         os.waitid(os.P_PID, process.pid, os.WSTOPPED)
         os.kill(process.pid, signal.SIGSEGV)
@@ -300,7 +309,7 @@ def names() -> Iterator[str]:
     shutil.copy("/bin/sh", Path(scratch) / "7")
     stops = "import ctypes, os, signal; ctypes.CDLL(None).prctl(15, %r, 0, 0, 0); os.kill(os.getpid(), signal.SIGSTOP)"
     for comm in (b"7", b"a\\101 \\", b"\x1b[31m\xc3\xa9", b"two\nlines\n"):
-        process = subprocess.Popen([CTL, "run", sys.executable, "-c", stops % comm])
+        process = subprocess.Popen([CTL, "run", "--keep", sys.executable, "-c", stops % comm])
         try:
             os.waitid(os.P_PID, process.pid, os.WSTOPPED)
             for one in (*json.loads(ctl("list", "--json").stdout), json.loads(ctl("show", process.pid, "--json").stdout)):
@@ -312,7 +321,7 @@ def names() -> Iterator[str]:
             process.kill()
             process.wait()
     seen = len(ctl("log", "--json").stdout.splitlines())
-    process = subprocess.Popen([CTL, "run", "-b", "1", "./7", "-c", "kill -SEGV $$"], cwd=scratch)
+    process = subprocess.Popen([CTL, "run", "--keep", "-b", "1", "./7", "-c", "kill -SEGV $$"], cwd=scratch)
     process.wait(60)
     for line in ctl("log", "--json").stdout.splitlines()[seen:]:
         yield from differ("comm in the log", json.loads(line)["comm"], "7")
@@ -323,7 +332,7 @@ def log() -> Iterator[str]:
     seen = len(ctl("log", "--json").stdout.splitlines())
     go = Path(scratch) / "go"
     # The limit: two restarts, then death
-    process = subprocess.Popen([CTL, "run", "-b", "2", "-t", "100000", "sh", "-c",
+    process = subprocess.Popen([CTL, "run", "--keep", "-b", "2", "-t", "100000", "sh", "-c",
                                 f"until [ -e {go} ]; do sleep 0.1; done; kill -BUS $$; sleep 9"])
     watch, words, his, others = (subprocess.Popen([CTL, "watch", *more], stdout=subprocess.PIPE, text=True)
                                  for more in (["--json"], [], [str(process.pid)], ["1"]))
@@ -357,7 +366,7 @@ def log() -> Iterator[str]:
 def exit_policy() -> Iterator[str]:
     """--on-exit: a status is a fault, 0 is none."""
     script = program("#!/bin/sh\necho $$ >>$TMP/exits; exit $(wc -l <$TMP/exits | grep -vx 3 || echo 0)\n", "exits.sh")
-    process = subprocess.Popen([CTL, "run", "--on-exit", "--burst", "5", script], env=os.environ | {"TMP": scratch})
+    process = subprocess.Popen([CTL, "run", "--keep", "--on-exit", "--burst", "5", script], env=os.environ | {"TMP": scratch})
     yield from differ("status", process.wait(60), 0)
     yield from differ("starts", (Path(scratch) / "exits").read_text(), f"{process.pid}\n" * 3)
 
@@ -376,7 +385,7 @@ def policies() -> Iterator[str]:
     pattern.write_text(f"{scratch}/core")
     try:
         fault = program(f"#!/bin/sh\n[ -e {scratch}/faulted ] && exit 6; echo >{scratch}/faulted; kill -SEGV $$\n", "fault")
-        yield from run("run", "--core", fault, status=6, preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_CORE, (1 << 30, 1 << 30)))
+        yield from run("run", "--core", "--delay", 0, fault, status=6, preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_CORE, (1 << 30, 1 << 30)))
         core = next(Path(scratch).glob("core*"), None)
         yield from differ("core", core and core.read_bytes()[:4], b"\x7fELF")
     finally:
@@ -393,7 +402,7 @@ def drop_in() -> Iterator[str]:
 
 def completion() -> Iterator[str]:
     """bash offers commands, options and programs."""
-    for words, want in ((["li"], ["list"]), (["--j"], ["--json"]), (["run", "--fr"], ["--fresh"]), (["run", "--", "perdurec"], ["perdurectl"]),
+    for words, want in ((["li"], ["list"]), (["--j"], ["--json"]), (["run", "--no"], ["--no-ports"]), (["run", "--", "perdurec"], ["perdurectl"]),
                         (["run", "-i", "3", "perdurec"], ["perdurectl"]), (["run", "sh", "/etc/passw"], ["/etc/passwd", "/etc/passwd-"]),
                         (["log", "--l"], ["--lines"]), (["show", "--l"], [])):
         line = " ".join(f"'{w}'" for w in ["perdurectl", *words])
@@ -405,7 +414,7 @@ def completion() -> Iterator[str]:
 
 def main() -> int:
     (SYSCTL / "min_interval_ms").write_text("0")
-    return ktap.run(checks, tells, names, log, restarts, servers, fresh_limit, moved, refusals, switched_off, exit_policy, policies, drop_in, completion)
+    return ktap.run(checks, tells, names, log, restarts, servers, limits, moved, refusals, switched_off, exit_policy, policies, drop_in, completion)
 
 
 if __name__ == "__main__":

@@ -36,7 +36,7 @@ def calls() -> None:
     restarts = int(sys.argv[2])
     Path("/tmp/key").write_text("0123456789abcdef0123456789abcdef\n")
     back = start("back", 1, [])
-    front = start("front", 0, ["perdurectl", "run", "--burst", "64", "--interval", "1", "--"])
+    front = start("front", 0, ["perdurectl", "run", "--keep", "--burst", "64", "--interval", "1", "--"])
 
     def generation() -> int:
         text = Path(f"/proc/{front.pid}/restart").read_text()

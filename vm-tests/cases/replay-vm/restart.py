@@ -124,7 +124,7 @@ class Service:
         subprocess.run([CTL, "format", self.log, "--size", "8M", "--force"], check=True, stdout=subprocess.DEVNULL)
         self.seen = 0
         self.errors = open("/tmp/s.err", "w+")
-        self.process = subprocess.Popen(["perdurectl", "run", "--burst", "64", "--interval", "1", "--", FAULTY, self.config, self.flag],
+        self.process = subprocess.Popen(["perdurectl", "run", "--keep", "--burst", "64", "--interval", "1", "--", FAULTY, self.config, self.flag],
                                         stdin=subprocess.DEVNULL, stderr=self.errors)
         wait("it serves", self.there)
         self.listeners = self.sockets("0A")

@@ -138,7 +138,7 @@ T(fault_before)
 	}
 }
 
-/* Each generation keeps itself registered over an execve(2) of its own, as perdurectl run --fresh does. */
+/* Each generation keeps itself registered over an execve(2) of its own, as perdurectl run does. */
 ROLE(relay)
 {
 	uint64_t gen = t_generation();

@@ -1,0 +1,299 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+/*
+ * The parent of a program that was started with privileges. The kernel restarts the program in its own process, as ever; where
+ * that process can no longer be what it was (another user, another root, a filter), it dies, and is started afresh from here.
+ * Its children are ours when it dies: nobody is left.
+ */
+#include <ctype.h>
+#include <dirent.h>
+#include <err.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/prctl.h>
+#include <sys/resource.h>
+#include <sys/socket.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "keeper.h"
+#include "ports.h"
+
+enum { FAILED = 125, TIMES = 64 };
+
+static pid_t program;
+static int log_fd = -1;
+static uint64_t times[TIMES];		/* of restarts; a ring */
+static unsigned int nr_times;
+
+void die_of(int sig)
+{
+	static const struct rlimit none;
+	sigset_t set;
+
+	setrlimit(RLIMIT_CORE, &none);
+	prctl(PR_SET_DUMPABLE, 0, 0, 0, 0);
+	signal(sig, SIG_DFL);
+	sigemptyset(&set);
+	sigaddset(&set, sig);
+	sigprocmask(SIG_UNBLOCK, &set, NULL);
+	raise(sig);
+	_exit(128 + sig);
+}
+
+void remove_pid_file(const char *path)
+{
+	if (path && unlink(path) && errno != ENOENT)
+		warn("--pid-file %s", path);
+}
+
+static bool is_fault(int sig)
+{
+	return sig == SIGSEGV || sig == SIGBUS || sig == SIGILL || sig == SIGFPE || sig == SIGABRT || sig == SIGSYS ||
+	       sig == SIGTRAP;
+}
+
+/* ---- the limit ---- */
+
+static void count_restart(uint64_t now)
+{
+	times[nr_times++ % TIMES] = now;
+}
+
+/* What the kernel has done about the program since we looked last: restarts. -1: it has reached the limit. */
+static int look_at_log(uint64_t now)
+{
+	static char buf[64 << 10];
+	char pid[32];
+	bool limit = false;
+	int restarts = 0;
+	ssize_t n;
+
+	snprintf(pid, sizeof(pid), " pid=%d ", program);
+	while (log_fd >= 0 && (n = read(log_fd, buf, sizeof(buf) - 1)) > 0) {
+		buf[n] = 0;
+		for (char *line = strtok(buf, "\n"); line; line = strtok(NULL, "\n")) {
+			if (!strstr(line, pid))
+				continue;
+			if (strstr(line, " outcome=restarted")) {
+				count_restart(now);
+				restarts++;
+			}
+			limit |= strstr(line, " outcome=limit") != NULL;
+		}
+	}
+	return limit ? -1 : restarts;
+}
+
+static unsigned int left(const struct keeper_options *o, uint64_t now)
+{
+	unsigned int used = 0;
+
+	if (!o->interval_ms)
+		return o->burst;
+	for (unsigned int i = 0; i < TIMES && i < nr_times; i++)
+		used += now - times[i] < o->interval_ms * 1000000;
+	return used < o->burst ? o->burst - used : 0;
+}
+
+/* ---- the program ---- */
+
+/* A number that names this process: of sockets, of a watchdog */
+static void now_means(const char *name, pid_t old)
+{
+	const char *value = getenv(name);
+	char text[16];
+
+	if (!value || atoi(value) != old)
+		return;
+	snprintf(text, sizeof(text), "%d", getpid());
+	setenv(name, text, 1);
+}
+
+static void start_program(struct start *s, launch_fn *launch, int *ports, size_t nr_ports, unsigned int burst)
+{
+	const pid_t self = getpid();
+
+	s->born_ns = now_ns();
+	program = fork();
+	if (program < 0)
+		err(FAILED, "fork");
+	if (program) {
+		/* They are the program's: what it closes is to be closed */
+		for (size_t i = 0; i < nr_ports; i++)
+			close(ports[i]);
+		return;
+	}
+	if (log_fd >= 0)
+		close(log_fd);
+	/* Without us nobody would look after it */
+	prctl(PR_SET_PDEATHSIG, SIGTERM, 0, 0, 0);
+	if (getppid() != self)
+		_exit(FAILED);
+	start_restore_mask(s);
+	s->keeper = self;
+	now_means("LISTEN_PID", self);
+	now_means("WATCHDOG_PID", self);
+	launch(s, ports, nr_ports, burst);
+	_exit(FAILED);
+}
+
+/* The sockets that a stopped generation has for the next one. */
+static size_t take_ports(int *ports, size_t max)
+{
+	int pidfd = syscall(SYS_pidfd_open, program, 0), listens;
+	socklen_t size = sizeof(listens);
+	struct dirent *d;
+	char path[32];
+	size_t n = 0;
+	DIR *dir;
+
+	snprintf(path, sizeof(path), "/proc/%d/fd", program);
+	dir = pidfd < 0 ? NULL : opendir(path);
+	while (dir && n < max && (d = readdir(dir))) {
+		int fd = isdigit((unsigned char)d->d_name[0]) ? (int)syscall(SYS_pidfd_getfd, pidfd, atoi(d->d_name), 0) : -1;
+
+		if (fd < 0)
+			continue;
+		if (!getsockopt(fd, SOL_SOCKET, SO_ACCEPTCONN, &listens, &size) && listens)
+			ports[n++] = fd;
+		else
+			close(fd);
+	}
+	if (dir)
+		closedir(dir);
+	if (pidfd >= 0)
+		close(pidfd);
+	return n;
+}
+
+/* Has it? And has somebody asked it to end, which it would have done by now if it did not block all signals? */
+static bool has_surrendered(int *asked)
+{
+	char path[32], *line = NULL;
+	bool has = false;
+	size_t size = 0;
+	FILE *f;
+
+	*asked = 0;
+	snprintf(path, sizeof(path), "/proc/%d/status", program);
+	f = fopen(path, "re");
+	while (f && getline(&line, &size, f) > 0) {
+		uint64_t pending = strncmp(line, "ShdPnd:", 7) ? 0 : strtoull(line + 7, NULL, 16);
+
+		has |= !strcmp(line, "Name:\t" SURRENDER "\n");
+		for (size_t i = 0; i < 3 && !*asked; i++) {
+			int sig = (const int[]){ SIGTERM, SIGINT, SIGQUIT }[i];
+
+			*asked = pending >> (sig - 1) & 1 ? sig : 0;
+		}
+	}
+	free(line);
+	if (f)
+		fclose(f);
+	return has;
+}
+
+static _Noreturn void end_as(const siginfo_t *end, const struct keeper_options *o)
+{
+	if (end->si_code == CLD_EXITED) {
+		/* A daemon is a child of ours now, and nobody's soon */
+		if (!end->si_status && !waitid(P_ALL, 0, &(siginfo_t){ 0 }, WEXITED | WNOHANG | WNOWAIT))
+			warnx("%s went into the background, and is not protected: have it stay in the foreground", o->name);
+		exit(end->si_status);
+	}
+	die_of(end->si_status);
+}
+
+void keeper(struct start *s, const struct keeper_options *o, launch_fn *launch)
+{
+	int ports[PORTS];
+	size_t nr_ports = 0;
+	sigset_t all;
+	bool over;
+
+	prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0);
+	log_fd = open("/proc/restart_log", O_RDONLY | O_NONBLOCK | O_CLOEXEC);
+	if (log_fd >= 0 && lseek(log_fd, 0, SEEK_END) < 0) {
+		close(log_fd);
+		log_fd = -1;
+	}
+	/* All that somebody sends is for the program. What stops a job stops us, too. */
+	sigfillset(&all);
+	for (size_t i = 0; i < 4; i++)
+		sigdelset(&all, (const int[]){ SIGTSTP, SIGTTIN, SIGTTOU, SIGCONT }[i]);
+	signal(SIGCHLD, SIG_DFL);
+	sigprocmask(SIG_BLOCK, &all, NULL);
+	start_program(s, launch, ports, 0, o->burst);
+	for (;;) {
+		siginfo_t got, end = { 0 };
+		unsigned int wait_ms, may;
+		int sig, seen, asked = 0;
+
+		sig = sigwaitinfo(&all, &got);
+		if (sig < 0)
+			continue;
+		if (sig != SIGCHLD) {
+			/* A terminal tells the whole group */
+			if (got.si_code != SI_KERNEL)
+				kill(program, sig);
+			continue;
+		}
+		over = false;
+		while (!over && !waitid(P_ALL, 0, &got, WEXITED | WSTOPPED | WNOHANG) && got.si_pid) {
+			if (got.si_pid == program) {
+				end = got;
+				over = end.si_code != CLD_STOPPED || has_surrendered(&asked);
+			}
+			got.si_pid = 0;
+		}
+		if (!over)
+			continue;
+
+		seen = look_at_log(now_ns());
+		may = seen < 0 ? 0 : left(o, now_ns());
+		if (end.si_code == CLD_STOPPED) {
+			/* The restart that did not help, and the start below are one, if we could see the former */
+			if (seen > 0) {
+				nr_times--;
+				may++;
+			}
+			if (!may) {
+				/* It dies of its fault */
+				kill(program, SIGCONT);
+				continue;
+			}
+			nr_ports = take_ports(ports, PORTS);
+			kill(program, SIGKILL);
+			while (waitpid(program, NULL, 0) < 0 && errno == EINTR)
+				;
+			if (asked)
+				die_of(asked);
+		} else {
+			nr_ports = 0;
+			if (end.si_code == CLD_EXITED ? !o->on_exit || !end.si_status : !is_fault(end.si_status))
+				end_as(&end, o);
+			if (!may) {
+				warnx("%s died once too often (see --burst, --interval)", o->name);
+				end_as(&end, o);
+			}
+		}
+		if (!o->children)
+			end_children(s, getpid());
+		wait_ms = back_off(s, now_ns(), o->delay_ms);
+		if (wait_ms) {
+			warnx("%s died right after its start: the next one is in %u ms", o->name, wait_ms);
+			sig = wait_for_end(wait_ms);
+			if (sig)
+				die_of(sig);
+		}
+		remove_pid_file(o->pid_file);
+		count_restart(now_ns());
+		start_program(s, launch, ports, nr_ports, o->interval_ms ? left(o, now_ns()) : o->burst);
+		warnx("%s is started afresh, as process %d", o->name, program);
+	}
+}
