@@ -50,7 +50,7 @@ help_of() {
 	case $1 in
 	setup) echo "usage: ./build.sh setup [LIST]
 Installs the Debian packages named in packaging/deps/apt.txt that are missing, as root or with sudo. With arm64, fuzz,
-kselftest, packages, stress or zdtm, those of that list in the same directory, too: tests and packages that need them ask for them." ;;
+kselftest, packages, stress, unmodified or zdtm, those of that list in the same directory, too: tests and packages that need them ask for them." ;;
 	fetch) echo "usage: ./build.sh fetch
 Finds the kernel source: the tarball of Debian's linux-source package, or the one that KERNEL_SRC names, and compares it
 with kernel-patches/UPSTREAM." ;;
@@ -176,7 +176,7 @@ run | shell)
 	;;
 test)
 	need python3
-	for extra in fuzz kselftest rescue-long stress zdtm; do
+	for extra in fuzz kselftest rescue-long stress unmodified zdtm; do
 		[[ " $*" != *" $extra"* ]] || setup "$extra"
 	done
 	[[ " $*" != *" distributions"* ]] || setup packages	# mmdebstrap
