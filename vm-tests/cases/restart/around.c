@@ -181,7 +181,7 @@ T(tracepoints)
 	end = strstr(text, "restart_end: ");
 	if (!T_EXPECT(begin && end && begin < end))
 		t_note("trace: %.900s", text);
-	T_EXPECT(trace_has(begin, "path=%s generation=1 child_id=-3 signo=11 addr=0x1230", t_self));
+	T_EXPECT(trace_has(begin, "path=%s generation=1 child_id=-3 signo=11 flags=0x0 addr=0x1230", t_self));
 	T_EXPECT(trace_has(end, "err=0 generation=2 suspect_fd=-1 retain_ns="));
 	T_EXPECT(trace_has(text, "-%d ", pid));
 

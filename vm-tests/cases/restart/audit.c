@@ -183,6 +183,12 @@ static void exits(void)
 	_exit(3);
 }
 
+static void waits(void)
+{
+	for (;;)
+		pause();
+}
+
 static void loses_its_program(void)
 {
 	char path[PATH_MAX];
@@ -221,8 +227,10 @@ static void check_restart(pid_t pid, const char *op, const char *sig, const char
 
 T(restart_is_audited)
 {
+	struct restart_request ask = { 0 };
 	struct event *e;
 	const char *text;
+	char who[32];
 	pid_t pid;
 
 	listen_to_audit();
@@ -239,6 +247,19 @@ T(restart_is_audited)
 	/* What was in its course then, and the end */
 	e = call_of(pid, SYS_exit_group);
 	T_EXPECT(e && !record(e, AUDIT_EXECVE));
+
+	t_context = "asked";
+	pid = fork_and(waits, "changes_directory");
+	ask.pidfd = T_OK(syscall(SYS_pidfd_open, pid, 0));
+	while (syscall(NR_restartctl, RESTARTCTL_RESTART, &ask, sizeof(ask), 0))
+		T_EQ(errno, ENOENT);	/* not registered yet */
+	close(ask.pidfd);
+	T_EXITED(t_wait(pid), 0);
+	check_restart(pid, "op=asked", "sig=0", "code=0");
+	snprintf(who, sizeof(who), "asked_pid=%d", getpid());
+	e = call_of(pid, SYS_execve);
+	T_EXPECT(e && says(record(e, AUDIT_ANOM_RESTART), who));
+	T_EXPECT(e && says(record(e, AUDIT_ANOM_RESTART), "asked_uid=0"));
 
 	t_context = "no program";
 	pid = fork_and(loses_its_program, "must_not_run");

@@ -55,10 +55,14 @@
  *
  * %RESTARTCTL_HEARTBEAT
  *     The process is well.  The argument must be NULL and its size 0.
+ *
+ * %RESTARTCTL_RESTART
+ *     Restart a process on purpose, as a &struct restart_request says.
  */
 #define RESTARTCTL_SET_POLICY	1
 #define RESTARTCTL_GET_POLICY	2
 #define RESTARTCTL_HEARTBEAT	3
+#define RESTARTCTL_RESTART	4
 
 /**
  * DOC: restart_policy flags
@@ -120,6 +124,55 @@ struct restart_policy {
 
 #define RESTART_POLICY_SIZE_VER0	24
 
+/* The most of restart_request.trial_ms; the least between two requests */
+#define RESTART_TRIAL_MAX_MS	3600000
+#define RESTART_PACE_MS		100
+
+/**
+ * struct restart_request - A restart on purpose
+ *
+ * Argument of restartctl().  This structure can grow; the size argument tells
+ * which one is meant, at least %RESTART_REQUEST_SIZE_VER0.
+ */
+struct restart_request {
+	/**
+	 * @flags: 0.
+	 */
+	__u32 flags;
+	/**
+	 * @pidfd: The process.
+	 */
+	__s32 pidfd;
+	/**
+	 * @path: Pointer to the absolute path of another program, which becomes
+	 * the registered one; 0 for the one that is registered.
+	 */
+	__u64 path;
+	/**
+	 * @argv: With @path: pointer to its arguments, at least one, ended by
+	 * NULL; else 0.  The environment stays as registered.
+	 */
+	__u64 argv;
+	/**
+	 * @trial_ms: With @path: for so long, 0 to %RESTART_TRIAL_MAX_MS, a
+	 * fault, or an exit with a status other than 0, brings back the program
+	 * before; else 0.
+	 */
+	__u32 trial_ms;
+	/**
+	 * @error: Set by the kernel: the error of executing the program, if it
+	 * came so far; else 0.
+	 */
+	__u32 error;
+	/**
+	 * @generation: Set by the kernel: the generation that runs now; 0 when
+	 * nothing was executed.
+	 */
+	__u64 generation;
+};
+
+#define RESTART_REQUEST_SIZE_VER0	40
+
 /**
  * DOC: hread flags
  *
@@ -149,10 +202,20 @@ struct restart_policy {
  *
  * %REG_EXIT
  *     The old generation exited: @signo is 0 and @code the exit status.
+ *
+ * %REG_ASKED
+ *     No fault: the restart was asked for.  @signo is 0, @fault_tid the process
+ *     that asked, 0 if it is in none of this one's PID namespaces, and @code
+ *     its real user ID, in the user namespace of this process.
+ *
+ * %REG_REVERTED
+ *     The new program of a request failed in its trial: this is the one before.
  */
 #define REG_SUSPECT_TWICE	(1U << 0)
 #define REG_HANG		(1U << 1)
 #define REG_EXIT		(1U << 2)
+#define REG_ASKED		(1U << 3)
+#define REG_REVERTED		(1U << 4)
 
 /**
  * struct reg_info - Registration and last restart of the calling process
@@ -216,7 +279,8 @@ struct reg_info {
 	 */
 	__u64 restore_ns;
 	/**
-	 * @restarts: Restarts since the process registered first.
+	 * @restarts: Restarts since the process registered first, those that
+	 * were asked for not counted.
 	 */
 	__u64 restarts;
 	/**
