@@ -16,7 +16,7 @@ _perdurectl() {
 	COMPREPLY=()
 	case $command in
 	'')
-		mapfile -t COMPREPLY < <(compgen -W 'list show log watch run check --json --lines --help --version' -- "$cur")
+		mapfile -t COMPREPLY < <(compgen -W 'list show log watch run restart upgrade check --json --lines --help --version' -- "$cur")
 		;;
 	run)
 		for ((i = at + 1; i < COMP_CWORD; i++)); do
@@ -39,6 +39,26 @@ _perdurectl() {
 			mapfile -t COMPREPLY < <(compgen -W "$own" -- "$cur")
 		else
 			mapfile -t COMPREPLY < <(compgen -c -- "$cur" | sort -u)
+		fi
+		;;
+	restart | upgrade)
+		case $prev in
+		-c | -t | -w | -T | --check | --timeout | --wait | --trial) return ;;
+		esac
+		# The words that are no options: a process, and a program
+		for ((i = at + 1, at = 0; i < COMP_CWORD; i++)); do
+			case ${COMP_WORDS[i]} in
+			-c | -t | -w | -T | --check | --timeout | --wait | --trial) ((i++)) ;;
+			-*) ;;
+			*) at=1 ;;
+			esac
+		done
+		if [[ $cur == -* ]]; then
+			mapfile -t COMPREPLY < <(compgen -W "--check --timeout --wait $([[ $command == restart ]] || echo --trial) --help" -- "$cur")
+		elif [[ $at == 0 ]]; then
+			mapfile -t COMPREPLY < <(compgen -W "$(perdurectl list 2>/dev/null | awk 'NR > 1 { print $1 }')" -- "$cur")
+		elif [[ $command == upgrade ]]; then
+			mapfile -t COMPREPLY < <(compgen -f -- "$cur")
 		fi
 		;;
 	list | check) mapfile -t COMPREPLY < <(compgen -W --json -- "$cur") ;;

@@ -24,6 +24,7 @@
 #include <perdure.h>
 
 #include "run.h"
+#include "upgrade.h"
 #include "verdicts.h"
 
 #define LOG	"/proc/restart_log"
@@ -436,10 +437,17 @@ static void print_record(const struct pair *p, int n)
 		printf("exit %s", value_of(p, n, "code"));
 	else if (!strcmp(cause, "hang"))
 		printf("hang");
+	else if (!strcmp(cause, "asked"))
+		printf("asked by process %s of user %s", value_of(p, n, "tid"), value_of(p, n, "code"));
 	else
 		printf("%s", signal_name(value_of(p, n, "signo")));
 	if (!strcmp(outcome, "restarted"))
 		printf("  %s: generation %s after %lld us", value_of(p, n, "rung"), value_of(p, n, "generation"), took / 1000);
+	else if (!strcmp(outcome, "reverted"))
+		printf("  %s: back to %s, generation %s after %lld us", value_of(p, n, "rung"), value_of(p, n, "path"),
+		       value_of(p, n, "generation"), took / 1000);
+	else if (!strcmp(outcome, "kept"))
+		printf("  not done: %s: %s; the old program goes on", value_of(p, n, "path"), strerror(atoi(value_of(p, n, "error"))));
 	else if (!strcmp(outcome, "limit"))
 		printf("  dead: one fault too many");
 	else if (!strcmp(outcome, "killed"))
@@ -643,13 +651,17 @@ static int check(int argc, char **argv)
 static void usage(FILE *to)
 {
 	fputs("usage: perdurectl [--json] COMMAND\n"
-	      "       perdurectl run [OPTION...] [--] PROGRAM [ARGUMENT...]\n\n"
+	      "       perdurectl run [OPTION...] [--] PROGRAM [ARGUMENT...]\n"
+	      "       perdurectl restart [OPTION...] PID|UNIT\n"
+	      "       perdurectl upgrade [OPTION...] PID|UNIT PROGRAM\n\n"
 	      "  list             the registered processes\n"
 	      "  show PID         all about one\n"
 	      "  log [-n N] [PID] what happened at the faults so far\n"
 	      "  watch [PID]      the same, as it happens\n"
 	      "  check            can this kernel do it?\n"
-	      "  run              a program that a fault restarts; perdurectl run --help\n\n"
+	      "  run              a program that a fault restarts; perdurectl run --help\n"
+	      "  restart          start one of them again, in place; perdurectl restart --help\n"
+	      "  upgrade          the same, with another program\n\n"
 	      "See perdurectl(1).\n", to);
 }
 
@@ -675,6 +687,8 @@ int main(int argc, char **argv)
 	/* What comes after "run" is its own, and the program's */
 	if (argc > 1 && !strcmp(argv[1], "run"))
 		return run(argc - 1, argv + 1);
+	if (argc > 1 && (!strcmp(argv[1], "restart") || !strcmp(argv[1], "upgrade")))
+		return upgrade(argc - 1, argv + 1);
 	while ((opt = getopt_long(argc, argv, "jn:hV", options, NULL)) != -1) {
 		switch (opt) {
 		case 'j':
@@ -713,7 +727,7 @@ int main(int argc, char **argv)
 			err(FAILED, "writing");
 		return status;
 	}
-	if (!strcmp(command, "run"))
-		errx(USAGE, "run has to be the first word; it takes no --json");
-	errx(USAGE, "no such command: %s; there are list, show, log, watch, run and check", command);
+	if (!strcmp(command, "run") || !strcmp(command, "restart") || !strcmp(command, "upgrade"))
+		errx(USAGE, "%s has to be the first word; it takes no --json", command);
+	errx(USAGE, "no such command: %s; there are list, show, log, watch, check, run, restart and upgrade", command);
 }

@@ -693,6 +693,13 @@ static void adopt_orphans(void)
 	free(known);
 }
 
+static const char *cause(const struct reg_info *info)
+{
+	if (info->flags & REG_ASKED)
+		return "a request";
+	return info->signo ? sigabbrev_np(info->signo) : "an exit";
+}
+
 static void recover(const struct reg_info *info, int64_t main_ns)
 {
 	int suspect_fd = suspect(info), kept;
@@ -716,7 +723,7 @@ static void recover(const struct reg_info *info, int64_t main_ns)
 		if (state->conn[i].conn_stage != SLOT_FREE)
 			recover_connection(&state->conn[i], suspect_fd);
 	say("generation %llu after %s, %d connections kept, back in %.3f ms (retain %.3f, exec %.3f, restore %.3f; recovery took %.3f more)",
-	    (unsigned long long)info->generation, sigabbrev_np(info->signo), kept,
+	    (unsigned long long)info->generation, cause(info), kept,
 	    (main_ns - (int64_t)info->fault_time_ns) / 1e6, info->retain_ns / 1e6, info->exec_ns / 1e6,
 	    info->restore_ns / 1e6, (monotonic_ns() - main_ns) / 1e6);
 	for (int i = 0; i < g->slots_used; i++)
