@@ -135,13 +135,21 @@ def without_breakpoints(directory: Path, pid: int, map_files: Path) -> int:
             offset += pages_of(entry) * PAGE
     with (directory / f"pages-{numbers(head)[1]}.img").open("r+b") as image:
         for vma in sorted(areas, key=lambda vma: vma[1]):
-            for address, size, at in overlaps(found, [(vma[1], vma[2] - vma[1])]):
-                with (map_files / f"{vma[1]:x}-{vma[2]:x}").open("rb") as file:
-                    was = os.pread(file.fileno(), size, vma.get(3, 0) + address - vma[1])
-                have = os.pread(image.fileno(), size, at)
-                for n in (n for n, (a, b) in enumerate(zip(have, was)) if a != b and a == breakpoint_):
-                    os.pwrite(image.fileno(), was[n:n + 1], at + n)
-                    count += 1
+            try:
+                file = (map_files / f"{vma[1]:x}-{vma[2]:x}").open("rb")
+            except OSError:     # deleted, or of a device
+                continue
+            with file:
+                for address, size, at in overlaps(found, [(vma[1], vma[2] - vma[1])]):
+                    for page in range(0, size, PAGE):
+                        was = os.pread(file.fileno(), PAGE, vma.get(3, 0) + address + page - vma[1])
+                        have = os.pread(image.fileno(), PAGE, at + page)
+                        differ = [n for n, (a, b) in enumerate(zip(have, was)) if a != b]
+                        # A page that the program itself has changed is its own business
+                        if differ and all(have[n] == breakpoint_ for n in differ):
+                            for n in differ:
+                                os.pwrite(image.fileno(), was[n:n + 1], at + page + n)
+                            count += len(differ)
     return count
 
 

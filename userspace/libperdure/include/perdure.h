@@ -181,6 +181,7 @@ PERDURE_API struct perdure_conn *perdure_conn_open(struct perdure_conns *conns, 
 PERDURE_API int perdure_conn_fd(const struct perdure_conn *conn);
 PERDURE_API unsigned int perdure_conn_flags(const struct perdure_conn *conn);
 PERDURE_API void *perdure_conn_tag(struct perdure_conn *conn);
+PERDURE_API uint64_t perdure_conn_number(const struct perdure_conn *conn);
 PERDURE_API size_t perdure_conn_skip(const struct perdure_conn *conn);
 PERDURE_API ssize_t perdure_conn_read(struct perdure_conn *conn, void *buf, size_t len);
 PERDURE_API ssize_t perdure_conn_write(struct perdure_conn *conn, const void *buf, size_t len);

@@ -8,13 +8,13 @@
  * which there are two; one store tells which of them is true. So a fault at any instruction leaves books that are true.
  */
 #include <errno.h>
+#include <fcntl.h>
 #include <perdure.h>
 #include <signal.h>
 #include <stdatomic.h>
 #include <stdbool.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -23,8 +23,14 @@
 #include "io.h"
 
 #define LAYOUT		1		/* to be changed with struct books and struct record */
-#define FDS_MAX		(1 << 20)	/* nobody's limit by default */
-#define WRITE_MAX	(1 << 30)	/* in one call, so that half of a sum tells where it was made */
+#define FDS_MAX		(1 << 20)
+#define FDS		(1 << 16)	/* when nobody says */
+#define BOOKS_MAX	16		/* in a process */
+#define SEND_MAX	(1 << 30)	/* in one call, so that half of a sum tells where it was made */
+/* What a fault cuts off of a write is compared in steps of so many bytes. */
+#define STEP		8192
+#define STEPS		16		/* of one write */
+#define RELEASE_SOON	4096		/* bytes that do not wait for the next read */
 
 #ifndef SO_COOKIE
 #define SO_COOKIE	57
@@ -40,12 +46,14 @@ enum {
  * files are not in it, but which file it was and where.
  */
 struct answer {
+	uint64_t number;		/* of answers before it */
 	uint64_t input;			/* bytes of requests that have been answered before it */
 	uint64_t output;		/* bytes of answers before it */
-	_Atomic uint64_t written;	/* sum of what has been written of it */
-	_Atomic uint64_t attempt;	/* what that becomes if the present write gets through */
 	uint32_t flags;
 	uint32_t reserved;
+	_Atomic uint64_t written;	/* sum of what has been written of it */
+	_Atomic uint64_t run;		/* sum where the last file begins, the file included; 0: none */
+	_Atomic uint64_t steps[STEPS + 1];	/* sums that the present write goes through, ended by 0 */
 };
 
 struct record {
@@ -81,6 +89,9 @@ struct perdure_conn {
 	uint64_t skip;			/* bytes of it that an old generation has written */
 	uint64_t checks[2];		/* of these, where they are compared ... */
 	uint32_t sums[2];		/* ... and with what */
+	uint64_t run_check;		/* where a file begins, */
+	uint32_t run_sum;		/* and with what that is compared */
+	uint64_t number;
 	struct digest digests[2], *digest;	/* of the bytes that are there; the other one is scratch */
 	bool broken;
 	/* The file that is being sent */
@@ -89,6 +100,50 @@ struct perdure_conn {
 	uint64_t file_done;
 	void *tag;
 };
+
+static _Atomic(struct books *) all[BOOKS_MAX];
+
+/* What the books say is not true in a later generation. It may be a signal handler that reads. */
+static void mark_all(void)
+{
+	struct books *books;
+	int i;
+
+	for (i = 0; i < BOOKS_MAX; i++) {
+		books = atomic_load(&all[i]);
+		if (books)
+			atomic_store(&books->plain, 1);
+	}
+}
+
+static bool mark_later(struct books *books)
+{
+	struct books *none;
+	int i;
+
+	io_on_plain = mark_all;
+	for (i = 0; i < BOOKS_MAX; i++) {
+		none = NULL;
+		if (atomic_compare_exchange_strong(&all[i], &none, books)) {
+			if (io_plain())
+				mark_all();
+			return true;
+		}
+	}
+	errno = ENOSPC;
+	return false;
+}
+
+static void mark_no_more(struct books *books)
+{
+	struct books *it;
+	int i;
+
+	for (i = 0; i < BOOKS_MAX; i++) {
+		it = books;
+		atomic_compare_exchange_strong(&all[i], &it, NULL);
+	}
+}
 
 static uint64_t sum(uint64_t done, const struct digest *d)
 {
@@ -136,15 +191,15 @@ struct perdure_conns *perdure_conns_open(const char *name, int max, size_t tag_s
 {
 	struct perdure_conns *conns;
 	struct reg_info info;
-	struct rlimit limit;
-	int inherited;
+	int inherited, fd;
 
 	if (max < 0 || max > FDS_MAX || tag_size > PERDURE_TAG_MAX) {
 		errno = EINVAL;
 		return NULL;
 	}
+	/* The limit of open files may change from one generation to the next. */
 	if (!max)
-		max = getrlimit(RLIMIT_NOFILE, &limit) || limit.rlim_cur > FDS_MAX ? FDS_MAX : limit.rlim_cur;
+		max = FDS;
 	conns = calloc(1, sizeof(*conns));
 	if (!conns)
 		return NULL;
@@ -157,11 +212,16 @@ struct perdure_conns *perdure_conns_open(const char *name, int max, size_t tag_s
 	if (!conns->books)
 		goto fail;
 	if (conns->books->plain) {
+		/* It stays until it is discarded, for the next generation to see */
+		fd = fcntl(perdure_state_fd(conns->books), F_DUPFD_CLOEXEC, 0);
 		perdure_state_close(conns->books);
-		errno = ESTALE;
+		errno = fd < 0 ? errno : ESTALE;
 		goto fail;
 	}
-	return conns;
+	if (mark_later(conns->books))
+		return conns;
+	perdure_state_close(conns->books);
+	errno = ENOSPC;
 fail:
 	free(conns);
 	return NULL;
@@ -171,17 +231,9 @@ void perdure_conns_close(struct perdure_conns *conns)
 {
 	if (!conns)
 		return;
+	mark_no_more(conns->books);
 	perdure_state_close(conns->books);
 	free(conns);
-}
-
-/* Uncounted from now on: what the books say is not true in a later generation. */
-static bool unprotected(struct perdure_conns *conns)
-{
-	if (!io_plain())
-		return false;
-	atomic_store_explicit(&conns->books->plain, 1, memory_order_relaxed);
-	return true;
 }
 
 /* The client sees that it has not got all, at once. */
@@ -234,16 +286,29 @@ static bool books_fit(const struct answer *a, const struct io_log *log)
 static bool inherit(struct perdure_conn *c, const struct io_log *log)
 {
 	const struct answer *a = answer_of(c->record);
-	uint64_t at = log->read + log->written + 1;
+	uint64_t at = log->read + log->written + 1, step;
+	int i;
 
 	if (!books_fit(a, log) || !drop(c->fd, a->input - log->released))
 		return false;
 	c->skip = log->written - a->output;
 	c->checks[0] = sum_of(a->written, c->skip);
 	c->sums[0] = a->written >> 32;
-	/* Where nothing is known, nothing is compared. */
-	c->checks[1] = (uint32_t)a->attempt == (uint32_t)c->skip ? c->skip : c->checks[0];
-	c->sums[1] = c->checks[1] == c->skip && c->skip != c->checks[0] ? a->attempt >> 32 : c->sums[0];
+	/* The last step of a write that the old generation did not come back from. Where nothing is known, nothing is compared. */
+	c->checks[1] = c->checks[0];
+	c->sums[1] = c->sums[0];
+	for (i = 0; i < STEPS && a->steps[i]; i++) {
+		step = sum_of(a->steps[i], c->skip);
+		if (step > c->checks[1] && step <= c->skip) {
+			c->checks[1] = step;
+			c->sums[1] = a->steps[i] >> 32;
+		}
+	}
+	if (a->run && sum_of(a->run, c->skip) >= c->checks[0]) {
+		c->run_check = sum_of(a->run, c->skip);
+		c->run_sum = a->run >> 32;
+	}
+	c->number = a->number;
 	c->flags = PERDURE_CONN_INHERITED | (a->flags & ENDED ? PERDURE_CONN_ENDED : 0);
 	if (c->fd == c->conns->suspect_fd) {
 		if (c->record->suspected == at)
@@ -285,16 +350,18 @@ struct perdure_conn *perdure_conn_open(struct perdure_conns *conns, int fd)
 	c->conns = conns;
 	c->fd = fd;
 	c->digest = c->digests;
-	/* A question to the file, by a call that fails as all do where there are none */
-	if (perdure_read(fd, NULL, 0, 0, 0) < 0)
+	c->run_check = UINT64_MAX;
+	if (!io_plain() && getiolog(fd, &log) && !io_missing())
 		goto fail;
-	if (unprotected(conns)) {
+	c->record = record_of(conns, fd);
+	if (io_plain()) {
+		/* How much of it was written cannot be told any more */
+		if (conns->restarted && c->record->id == id)
+			goto stale;
+		c->record = NULL;
 		c->tag = c + 1;
 		return c;
 	}
-	if (getiolog(fd, &log))
-		goto fail;
-	c->record = record_of(conns, fd);
 	c->tag = c->record->tag;
 	if (!conns->restarted || (c->record->id != id && !log.written && !log.read)) {
 		begin(c, id, &log);
@@ -302,6 +369,7 @@ struct perdure_conn *perdure_conn_open(struct perdure_conns *conns, int fd)
 	}
 	if (c->record->id == id && inherit(c, &log))
 		return c;
+stale:
 	reset(fd);
 	errno = ESTALE;
 fail:
@@ -326,6 +394,11 @@ void *perdure_conn_tag(struct perdure_conn *c)
 	return c->tag;
 }
 
+uint64_t perdure_conn_number(const struct perdure_conn *c)
+{
+	return c->number;
+}
+
 size_t perdure_conn_skip(const struct perdure_conn *c)
 {
 	return c->skip > c->done ? c->skip - c->done : 0;
@@ -342,11 +415,8 @@ ssize_t perdure_conn_read(struct perdure_conn *c, void *buf, size_t len)
 		c->release = 0;
 		n = perdure_read(c->fd, buf, len, 0, 0);
 	}
-	if (n < 0)
-		return -1;
-	c->release = 0;
-	if (c->record && unprotected(c->conns))
-		c->record = NULL;
+	if (n >= 0)
+		c->release = 0;
 	return n;
 }
 
@@ -389,44 +459,65 @@ static ssize_t skip(struct perdure_conn *c, const char *buf, size_t len)
 	return add(c, buf, part) ? (ssize_t)part : different(c);
 }
 
-ssize_t perdure_conn_write(struct perdure_conn *c, const void *buf, size_t len)
+static struct digest *scratch(struct perdure_conn *c)
 {
-	const char *p = buf;
-	struct digest *whole;
-	ssize_t skipped, n;
-	struct answer *a;
+	struct digest *d = c->digest == c->digests ? c->digests + 1 : c->digests;
 
-	if (!c->record)
-		return perdure_write(c->fd, buf, len);
-	if (len > WRITE_MAX)
-		len = WRITE_MAX;
-	skipped = 0;
-	if (c->broken || c->done < c->skip) {
-		skipped = skip(c, p, len);
-		if (skipped < 0 || ((size_t)skipped == len && len))
-			return skipped;
-		p += skipped;
-		len -= skipped;
+	*d = *c->digest;
+	return d;
+}
+
+/* STEPS steps at most */
+static ssize_t write_some(struct perdure_conn *c, const char *p, size_t len)
+{
+	struct answer *a = answer_of(c->record);
+	struct digest *d = scratch(c);
+	size_t at, part;
+	ssize_t n;
+	int i = 0;
+
+	for (at = 0; at < len; at += part) {
+		part = len - at < STEP ? len - at : STEP;
+		digest_add(d, p + at, part);
+		atomic_store_explicit(&a->steps[i++], sum(c->done + at + part, d), memory_order_release);
 	}
-	a = answer_of(c->record);
-	whole = c->digest == c->digests ? c->digests + 1 : c->digests;
-	*whole = *c->digest;
-	digest_add(whole, p, len);
-	atomic_store_explicit(&a->attempt, sum(c->done + len, whole), memory_order_release);
+	atomic_store_explicit(&a->steps[i], 0, memory_order_release);
 	n = perdure_write(c->fd, p, len);
 	if (n < 0)
-		return skipped ? skipped : -1;
+		return -1;
 	c->done += n;
 	if ((size_t)n == len) {
-		c->digest = whole;
-		atomic_store_explicit(&a->written, a->attempt, memory_order_release);
+		c->digest = d;
+		atomic_store_explicit(&a->written, a->steps[i - 1], memory_order_release);
 	} else {
 		digest_add(c->digest, p, n);
 		atomic_store_explicit(&a->written, sum(c->done, c->digest), memory_order_release);
 	}
-	if (unprotected(c->conns))
-		c->record = NULL;
-	return skipped + n;
+	return n;
+}
+
+ssize_t perdure_conn_write(struct perdure_conn *c, const void *buf, size_t len)
+{
+	ssize_t put = 0, n;
+	size_t part;
+
+	if (!c->record || !len)
+		return perdure_write(c->fd, buf, len);
+	if (c->broken || c->done < c->skip) {
+		put = skip(c, buf, len);
+		if (put < 0)
+			return -1;
+	}
+	while ((size_t)put < len) {
+		part = len - put < STEPS * STEP ? len - put : STEPS * STEP;
+		n = write_some(c, (const char *)buf + put, part);
+		if (n < 0)
+			return put ? put : -1;
+		put += n;
+		if ((size_t)n < part)
+			break;
+	}
+	return put;
 }
 
 static ssize_t write_to(void *c, const void *buf, size_t len)
@@ -449,11 +540,11 @@ static bool same_run(struct perdure_conn *c, const struct stat *st, off_t offset
 	       c->file.st_mtim.tv_sec == st->st_mtim.tv_sec && c->file.st_mtim.tv_nsec == st->st_mtim.tv_nsec;
 }
 
-static void add_run(struct perdure_conn *c, const struct stat *st, off_t offset)
+static void add_run(struct digest *d, const struct stat *st, off_t offset)
 {
 	const uint64_t run[] = { st->st_dev, st->st_ino, st->st_size, st->st_mtim.tv_sec, st->st_mtim.tv_nsec, offset };
 
-	digest_add(c->digest, run, sizeof(run));
+	digest_add(d, run, sizeof(run));
 }
 
 static bool move_on(int in_fd, off_t *offset, size_t len)
@@ -465,42 +556,49 @@ static bool move_on(int in_fd, off_t *offset, size_t len)
 
 ssize_t perdure_conn_sendfile(struct perdure_conn *c, int in_fd, off_t *offset, size_t count)
 {
-	ssize_t skipped, n;
+	ssize_t skipped = 0, n = 0;
 	struct answer *a;
+	struct digest *d;
 	struct stat st;
 	off_t at;
 
 	if (!c->record)
 		return perdure_sendfile(c->fd, in_fd, offset, count);
-	if (count > WRITE_MAX)
-		count = WRITE_MAX;
+	if (count > SEND_MAX)
+		count = SEND_MAX;
 	at = offset ? *offset : lseek(in_fd, 0, SEEK_CUR);
 	if (at < 0 || fstat(in_fd, &st))
-		return -1;
+		return perdure_sendfile(c->fd, in_fd, offset, count);	/* it says what is wrong */
+	d = scratch(c);
 	if (!same_run(c, &st, at))
-		add_run(c, &st, at);
-	/* What is not there cannot have been sent */
-	if (S_ISREG(st.st_mode) && count > (uint64_t)st.st_size - (at < st.st_size ? at : st.st_size))
+		add_run(d, &st, at);
+	/* What is not there cannot have been sent; what has no size, as in /proc, may be there */
+	if (S_ISREG(st.st_mode) && st.st_size && count > (uint64_t)st.st_size - (at < st.st_size ? at : st.st_size))
 		count = st.st_size - (at < st.st_size ? at : st.st_size);
-	skipped = skip(c, NULL, count);
-	if (skipped < 0 || !move_on(in_fd, offset, skipped))
-		return -1;
-	n = 0;
+	if (c->broken || c->done < c->skip) {
+		if (c->done == c->run_check && c->run_sum != digest_value(d))
+			return different(c);
+		c->digest = d;
+		skipped = skip(c, NULL, count);
+		if (skipped < 0 || !move_on(in_fd, offset, skipped))
+			return -1;
+	}
 	if ((size_t)skipped < count) {
 		a = answer_of(c->record);
-		atomic_store_explicit(&a->attempt, sum(c->done + count - skipped, c->digest), memory_order_release);
+		atomic_store_explicit(&a->run, sum(c->done, d), memory_order_release);
 		n = perdure_sendfile(c->fd, in_fd, offset, count - skipped);
 		if (n > 0) {
+			c->digest = d;
 			c->done += n;
-			atomic_store_explicit(&a->written, sum(c->done, c->digest), memory_order_release);
+			atomic_store_explicit(&a->written, sum(c->done, d), memory_order_release);
 		}
 	}
-	c->file = st;
-	c->file_done = c->done;
-	c->file_offset = at + skipped + (n > 0 ? n : 0);
-	if (unprotected(c->conns))
-		c->record = NULL;
-	return n < 0 && !skipped ? -1 : skipped + (n > 0 ? n : 0);
+	if (skipped || n > 0) {
+		c->file = st;
+		c->file_done = c->done;
+		c->file_offset = at + skipped + (n > 0 ? n : 0);
+	}
+	return skipped ? skipped + (n > 0 ? n : 0) : n;
 }
 
 static void next(struct perdure_conn *c, size_t len, uint32_t flags)
@@ -508,11 +606,13 @@ static void next(struct perdure_conn *c, size_t len, uint32_t flags)
 	struct record *r = c->record;
 	struct answer *a = answer_of(r), *b = a == &r->answers[0] ? &r->answers[1] : &r->answers[0];
 
+	b->number = a->number + 1;
 	b->input = a->input + len;
 	b->output = a->output + c->done;
 	b->flags = flags;
 	atomic_store_explicit(&b->written, 0, memory_order_relaxed);
-	atomic_store_explicit(&b->attempt, 0, memory_order_relaxed);
+	atomic_store_explicit(&b->run, 0, memory_order_relaxed);
+	atomic_store_explicit(&b->steps[0], 0, memory_order_relaxed);
 	atomic_store_explicit(&r->now, b - r->answers, memory_order_release);
 	c->release += len;
 }
@@ -523,6 +623,7 @@ int perdure_conn_done(struct perdure_conn *c, size_t len, unsigned int flags)
 		errno = EINVAL;
 		return -1;
 	}
+	c->number++;
 	if (!c->record)
 		return 0;
 	/* The client has got more than what was made now */
@@ -530,27 +631,30 @@ int perdure_conn_done(struct perdure_conn *c, size_t len, unsigned int flags)
 		return different(c);
 	next(c, len, flags & PERDURE_LAST ? ENDED : 0);
 	c->done = c->skip = c->checks[0] = c->checks[1] = 0;
+	c->run_check = UINT64_MAX;
 	memset(c->digest, 0, sizeof(*c->digest));
 	c->file_done = UINT64_MAX;
 	c->flags &= ~PERDURE_CONN_SUSPECT;
+	/* The rest goes with the next read, which may be far away */
+	if (c->release > RELEASE_SOON && !perdure_release(c->fd, c->release))
+		c->release = 0;
 	return 0;
 }
 
 int perdure_conn_consume(struct perdure_conn *c, size_t len)
 {
 	struct answer *a;
-	size_t release;
 
-	if (!c->record)
+	if (!c->record || !len)
 		return 0;
+	/* What is released and not in the books is as good as consumed: they do not fit */
+	if (perdure_release(c->fd, c->release + len))
+		return -1;
 	a = answer_of(c->record);
 	a->flags |= CONSUMED;
 	atomic_signal_fence(memory_order_seq_cst);
-	release = c->release + len;
-	if (perdure_release(c->fd, release))
-		return -1;
-	c->release = 0;
 	a->input += len;
+	c->release = 0;
 	return 0;
 }
 

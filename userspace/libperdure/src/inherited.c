@@ -16,6 +16,7 @@
 struct address {
 	struct sockaddr_storage a;
 	socklen_t len;
+	int type;		/* of the socket */
 };
 
 struct found {
@@ -59,11 +60,12 @@ static enum perdure_kind kind(int fd, struct address *local)
 	local->len = sizeof(local->a);
 	if (getsockname(fd, (struct sockaddr *)&local->a, &local->len))
 		return PERDURE_OTHER;
+	local->type = option(fd, SO_TYPE);
 	if (option(fd, SO_ACCEPTCONN) == 1)
 		return PERDURE_LISTENING;
 	if (connected(fd))
 		return PERDURE_OUTGOING;
-	if (option(fd, SO_TYPE) == SOCK_DGRAM && has_port(local))
+	if (local->type == SOCK_DGRAM && has_port(local))
 		return PERDURE_LISTENING;
 	return PERDURE_OTHER;
 }
@@ -98,7 +100,7 @@ static bool same_port(const struct address *a, const struct address *b)
 {
 	const size_t port = sizeof(sa_family_t) + sizeof(in_port_t);	/* in both kinds of addresses of the Internet */
 
-	if (a->a.ss_family != b->a.ss_family || !has_port(a))
+	if (a->a.ss_family != b->a.ss_family || a->type != b->type || !has_port(a))
 		return false;
 	if (a->a.ss_family == AF_INET || a->a.ss_family == AF_INET6)
 		return !memcmp(&a->a, &b->a, port);

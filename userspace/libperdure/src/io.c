@@ -27,12 +27,13 @@ extern char **environ;
 #define JOIN_ON_STACK	4096
 
 bool io_is_plain;
+void (*io_on_plain)(void);
 
 /*
- * A call has failed: because there are no such calls, or none any more? errno stays. What the file itself says by the same errno, and a
+ * What the file itself says by the same errno, and a
  * seccomp filter that knows none of them, are told apart by asking for the version.
  */
-static bool missing(void)
+bool io_missing(void)
 {
 	int error = errno;
 	bool none;
@@ -40,8 +41,11 @@ static bool missing(void)
 	if (error != ENOSYS && error != EOPNOTSUPP && error != EPERM)
 		return false;
 	none = error == ENOSYS || perdure_abi_version() < 0;
-	if (none)
+	if (none) {
 		__atomic_store_n(&io_is_plain, true, __ATOMIC_RELAXED);
+		if (io_on_plain)
+			io_on_plain();
+	}
 	errno = error;
 	return none;
 }
@@ -124,7 +128,7 @@ ssize_t perdure_read(int fd, void *buf, size_t len, size_t release, unsigned int
 
 	if (!io_plain()) {
 		n = syscall(__NR_hread, fd, buf, len, release, flags);
-		if (n >= 0 || (!missing() && !(errno == EINVAL && !release && is_storage(fd))))
+		if (n >= 0 || (!io_missing() && !(errno == EINVAL && !release && is_storage(fd))))
 			return n;
 	}
 	/* Nothing is read then: only the descriptor is looked at */
@@ -144,7 +148,7 @@ ssize_t perdure_write(int fd, const void *buf, size_t len)
 
 	if (!io_plain()) {
 		n = lwrite(fd, buf, len);
-		if (n >= 0 || !missing())
+		if (n >= 0 || !io_missing())
 			return n;
 	}
 	return write(fd, buf, len);
@@ -156,7 +160,7 @@ ssize_t perdure_sendfile(int out_fd, int in_fd, off_t *offset, size_t count)
 
 	if (!io_plain()) {
 		n = lsendfile(out_fd, in_fd, offset, count);
-		if (n >= 0 || !missing())
+		if (n >= 0 || !io_missing())
 			return n;
 	}
 	return sendfile(out_fd, in_fd, offset, count);
@@ -280,7 +284,7 @@ ssize_t perdure_recvmsg(int fd, struct msghdr *msg, size_t release, unsigned int
 	int wait = flags & HREAD_NOWAIT ? MSG_DONTWAIT : 0, type;
 	socklen_t size = sizeof(type);
 	ssize_t peeked, got;
-	char none;
+	struct joined j;
 
 	if (flags & ~HREAD_NOWAIT) {
 		errno = EINVAL;
@@ -290,7 +294,7 @@ ssize_t perdure_recvmsg(int fd, struct msghdr *msg, size_t release, unsigned int
 		return recvmsg(fd, msg, wait);
 	if (getsockopt(fd, SOL_SOCKET, SO_TYPE, &type, &size))
 		return -1;
-	if (type == SOCK_STREAM) {
+	if (type == SOCK_STREAM && !msg->msg_control) {
 		got = perdure_readv(fd, msg->msg_iov, msg->msg_iovlen, release, flags);
 		if (got >= 0)
 			msg->msg_namelen = msg->msg_controllen = msg->msg_flags = 0;
@@ -300,9 +304,9 @@ ssize_t perdure_recvmsg(int fd, struct msghdr *msg, size_t release, unsigned int
 	peeked = recvmsg(fd, msg, wait | MSG_PEEK);
 	if (peeked < 0)
 		return -1;
-	if (peeked)
-		got = perdure_readv(fd, msg->msg_iov, msg->msg_iovlen, release, HREAD_NOWAIT);
-	else
-		got = perdure_read(fd, &none, sizeof(none), release, HREAD_NOWAIT);
+	if (!joined_get(&j, peeked ? peeked : 1))
+		return -1;
+	got = perdure_read(fd, j.p, peeked ? peeked : 1, release, HREAD_NOWAIT);
+	joined_put(&j);
 	return got < 0 ? got : peeked;
 }

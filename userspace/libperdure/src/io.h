@@ -17,6 +17,12 @@ static inline bool io_plain(void)
 	return __atomic_load_n(&io_is_plain, __ATOMIC_RELAXED);
 }
 
+/* Called once, before anything is read or written plainly; or NULL */
+extern void (*io_on_plain)(void) __attribute__((visibility("hidden")));
+
+/* A call has failed: because there are no such calls, or none any more? errno stays. */
+bool io_missing(void);
+
 /* Join a vector, 1 MiB of it at most, and have it written by @put. */
 ssize_t io_writev(const struct iovec *iov, int n, ssize_t (*put)(void *to, const void *buf, size_t len), void *to);
 

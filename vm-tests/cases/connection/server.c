@@ -6,7 +6,10 @@
  *	bytes N SEED	N bytes that follow from SEED, written in pieces
  *	vector N SEED	the same, by writev
  *	file NAME	a file of DIR, by sendfile
+ *	whole NAME	the same, at once
  *	time N		N times the time of day, so that each generation says something else
+ *	moment N	the same, in one write
+ *	noted N		the same, but the time is noted in the tag: all generations say what the first one has
  *	load N		N bytes follow; the answer is their sum
  *	fault		a fault, each time
  *	calls		how many of the library there have been
@@ -115,7 +118,7 @@ static bool put_bytes(struct client *c, size_t n, unsigned long seed)
 	return true;
 }
 
-static bool put_file(struct client *c, const char *name)
+static bool put_file(struct client *c, const char *name, size_t most)
 {
 	char path[512], head[32];
 	struct stat st;
@@ -130,7 +133,7 @@ static bool put_file(struct client *c, const char *name)
 	good = put(c, head, sprintf(head, "%lld\n", (long long)st.st_size));
 	while (good && at < st.st_size) {
 		step();
-		good = perdure_conn_sendfile(c->conn, fd, &at, 50000) > 0;
+		good = perdure_conn_sendfile(c->conn, fd, &at, most) > 0;
 		step();
 	}
 	close(fd);
@@ -151,6 +154,32 @@ static bool put_time(struct client *c, size_t n)
 			return false;
 	}
 	return true;
+}
+
+static bool put_moment(struct client *c, size_t n, bool note)
+{
+	struct { uint64_t number, ns; } now, *tag = perdure_conn_tag(c->conn);
+	struct timespec t;
+	size_t len, i;
+	char *text;
+	bool good;
+
+	clock_gettime(CLOCK_REALTIME, &t);
+	now.number = perdure_conn_number(c->conn) + 1;
+	now.ns = t.tv_sec * 1000000000ull + t.tv_nsec;
+	if (note && tag->number == now.number)
+		now = *tag;
+	else if (note) {
+		tag->ns = now.ns;
+		__atomic_store_n(&tag->number, now.number, __ATOMIC_SEQ_CST);
+	}
+	text = malloc(32 + 20 * n);
+	len = sprintf(text, "%zu\n", 20 * n);
+	for (i = 0; i < n; i++)
+		len += sprintf(text + len, "%020llu", (unsigned long long)now.ns);
+	good = put(c, text, len);
+	free(text);
+	return good;
 }
 
 /* More than is held: it is consumed as it comes, and cannot come again. */
@@ -199,7 +228,11 @@ static bool answer(struct client *c, size_t line)
 	} else if (sscanf(c->in, "vector %zu %lu", &n, &seed) == 2) {
 		good = put_vector(c, n, seed);
 	} else if (sscanf(c->in, "file %200s", name) == 1) {
-		good = put_file(c, name);
+		good = put_file(c, name, 50000);
+	} else if (sscanf(c->in, "whole %200s", name) == 1) {
+		good = put_file(c, name, SIZE_MAX);
+	} else if (sscanf(c->in, "moment %zu", &n) == 1 || sscanf(c->in, "noted %zu", &n) == 1) {
+		good = put_moment(c, n, c->in[0] == 'n');
 	} else if (sscanf(c->in, "time %zu", &n) == 1) {
 		good = put_time(c, n);
 	} else if (sscanf(c->in, "load %zu", &n) == 1) {
@@ -300,12 +333,14 @@ int main(int argc, char **argv)
 	place = argv[3];
 	fault_at = getenv("FAULT_AT") ? atol(getenv("FAULT_AT")) : 0;
 	signal(SIGPIPE, SIG_IGN);
-	conns = perdure_conns_open("connection", FDS, 0);
+	conns = perdure_conns_open("connection", FDS, 16);
 	if (!conns && errno == ESTALE) {
 		dprintf(2, "server: the books are of no use\n");
 		restarted = 0;
+		if (perdure_state_discard("connection"))
+			perror("server: discard");
 		closefrom(3);
-		conns = perdure_conns_open("connection", FDS, 0);
+		conns = perdure_conns_open("connection", FDS, 16);
 	}
 	calls = perdure_state_open("calls", sizeof(*calls), 1, NULL, NULL);
 	if (!conns || !calls) {

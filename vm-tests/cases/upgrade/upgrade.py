@@ -210,7 +210,7 @@ def connect() -> socket.socket:
 def unmodified() -> Iterator[subprocess.Popen[bytes]]:
     """With a socket that perdurectl run opens for it."""
     old = script("old", SERVER % "old")
-    process = subprocess.Popen([CTL, "run", "--listen", f"127.0.0.1:{PORT}", "--", old, "an argument"])
+    process = subprocess.Popen([CTL, "run", "--in-place", "--listen", f"127.0.0.1:{PORT}", "--", old, "an argument"])
     try:
         connect().close()
         yield process
