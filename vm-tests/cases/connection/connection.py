@@ -194,7 +194,7 @@ def at_random(threads: bool) -> None:
     equal(problems, [])
     assert after <= before, f"{after} descriptors, {before} after the first fault"
     print(f"# {len(answered)} answers")
-    assert len(answered) > 100, len(answered)
+    assert len(answered) > (20 if QUICK else 100), len(answered)
 
 
 def random_in_a_loop() -> None:
