@@ -6,13 +6,11 @@
  * that hold and count, and by the books of connections, which look at each byte of the answer, too. Each side has its own connection, and
  * they alternate.
  */
-#include <arpa/inet.h>
-#include <netinet/tcp.h>
 #include <perdure.h>
-#include <sys/socket.h>
 #include <sys/wait.h>
 
 #include "bench.h"
+#include "tcp.h"
 
 #define REQUEST		100
 #define WARM_UP		16
@@ -22,26 +20,6 @@ enum { PLAIN, CALLS, BOOKS, NR_SIDES };
 static const char *const side_name[NR_SIDES] = { "plain", "calls", "books" };
 static const size_t sizes[] = { 1024, 65536 };
 static char buf[65536];
-
-static void tcp_pair(int fds[2])
-{
-	struct sockaddr_in addr = { .sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK) };
-	int listener = TRY(socket(AF_INET, SOCK_STREAM, 0)), room = 4 * sizeof(buf), on = 1;
-	socklen_t len = sizeof(addr);
-
-	TRY(setsockopt(listener, SOL_SOCKET, SO_RCVBUF, &room, sizeof(room)));
-	TRY(setsockopt(listener, SOL_SOCKET, SO_SNDBUF, &room, sizeof(room)));
-	TRY(bind(listener, (struct sockaddr *)&addr, sizeof(addr)));
-	TRY(listen(listener, 1));
-	TRY(getsockname(listener, (struct sockaddr *)&addr, &len));
-	fds[0] = TRY(socket(AF_INET, SOCK_STREAM, 0));
-	TRY(setsockopt(fds[0], SOL_SOCKET, SO_RCVBUF, &room, sizeof(room)));
-	TRY(connect(fds[0], (struct sockaddr *)&addr, sizeof(addr)));
-	fds[1] = TRY(accept(listener, NULL, NULL));
-	for (int i = 0; i < 2; i++)
-		TRY(setsockopt(fds[i], IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on)));
-	close(listener);
-}
 
 static void serve(int fd, int side, size_t size)
 {
@@ -84,7 +62,7 @@ int main(int argc, char **argv)
 
 		memset(samples, 0, sizeof(samples));
 		for (int side = 0; side < NR_SIDES; side++) {
-			tcp_pair(fds[side]);
+			tcp_pair(fds[side], 4 * sizeof(buf));
 			if (!TRY(fork())) {
 				for (int other = 0; other <= side; other++)
 					close(fds[other][0]);

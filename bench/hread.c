@@ -18,6 +18,7 @@
 #include <sys/wait.h>
 
 #include "bench.h"
+#include "tcp.h"
 
 #define MAX_SIZE	65536
 #define WARM_UP		8
@@ -71,28 +72,6 @@ static void put_all(struct end *e, int side, size_t len)
 		len -= put(e, side, len);
 }
 
-static void tcp_pair(int fds[2])
-{
-	struct sockaddr_in addr = { .sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK) };
-	int listener = TRY(socket(AF_INET, SOCK_STREAM, 0)), room = 4 * MAX_SIZE, on = 1;
-	socklen_t len = sizeof(addr);
-
-	/* Room for a whole message on both ends: the call is measured, not the wait. */
-	TRY(setsockopt(listener, SOL_SOCKET, SO_RCVBUF, &room, sizeof(room)));
-	TRY(setsockopt(listener, SOL_SOCKET, SO_SNDBUF, &room, sizeof(room)));
-	TRY(bind(listener, (struct sockaddr *)&addr, sizeof(addr)));
-	TRY(listen(listener, 1));
-	TRY(getsockname(listener, (struct sockaddr *)&addr, &len));
-	fds[0] = TRY(socket(AF_INET, SOCK_STREAM, 0));
-	TRY(setsockopt(fds[0], SOL_SOCKET, SO_RCVBUF, &room, sizeof(room)));
-	TRY(setsockopt(fds[0], SOL_SOCKET, SO_SNDBUF, &room, sizeof(room)));
-	TRY(connect(fds[0], (struct sockaddr *)&addr, sizeof(addr)));
-	fds[1] = TRY(accept(listener, NULL, NULL));
-	for (int i = 0; i < 2; i++)
-		TRY(setsockopt(fds[i], IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on)));
-	close(listener);
-}
-
 static void open_link(const char *kind, struct link *l)
 {
 	int fds[2], there[2], back[2];
@@ -109,7 +88,7 @@ static void open_link(const char *kind, struct link *l)
 	if (!strcmp(kind, "unix"))
 		TRY(socketpair(AF_UNIX, SOCK_STREAM, 0, fds));
 	else
-		tcp_pair(fds);
+		tcp_pair(fds, 4 * MAX_SIZE);
 	l->near = (struct end){ .in = fds[0], .out = fds[0] };
 	l->far = (struct end){ .in = fds[1], .out = fds[1] };
 }

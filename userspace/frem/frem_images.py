@@ -118,6 +118,22 @@ def mark_lazy(directory: Path, pid: int) -> None:
     written.rename(path)
 
 
+def stored_pages(directory: Path, pid: int) -> tuple[Path, list[tuple[Extent, bool]]]:
+    """The page image of a process, and what is in it; a lazy restore leaves some of that there."""
+    head, *entries = messages(directory / f"pagemap-{pid}.img")
+    stored: list[tuple[Extent, bool]] = []
+    offset = 0
+    for entry in map(numbers, entries):
+        # 1 address, 2 pages, 3 in the parent, 4 flags: 1 in the parent, 2 lazy, 4 present
+        flags, size = entry.get(4, 0), pages_of(entry) * PAGE
+        if entry.get(3) or flags & 1:
+            raise Plain("it is an incremental image")
+        if 4 not in entry or flags & 4:
+            stored.append(((entry[1], size, offset), bool(flags & 2)))
+            offset += size
+    return directory / f"pages-{numbers(head)[1]}.img", stored
+
+
 def without_breakpoints(directory: Path, pid: int, map_files: Path) -> int:
     """The kernel puts breakpoints of probes and rescue points into private copies of pages of a file, and takes them out of processes
     that it knows. In an image they would stay for ever, and kill who comes to one. How many have become what the file has."""
@@ -126,14 +142,10 @@ def without_breakpoints(directory: Path, pid: int, map_files: Path) -> int:
     # 1 start, 2 end, 3 offset in the file, 5 what is allowed, 7 what CRIU calls it
     areas = [vma for vma in map(numbers, nested(mm, 14))
              if vma.get(5, 0) & (mmap.PROT_EXEC | mmap.PROT_WRITE) == mmap.PROT_EXEC and vma.get(7, 0) & private_of_file]
-    head, *entries = messages(directory / f"pagemap-{pid}.img")
-    found: list[Extent] = []
-    offset = count = 0
-    for entry in map(numbers, entries):
-        if 4 not in entry or entry[4] & 4:
-            found.append((entry[1], pages_of(entry) * PAGE, offset))
-            offset += pages_of(entry) * PAGE
-    with (directory / f"pages-{numbers(head)[1]}.img").open("r+b") as image:
+    path, stored = stored_pages(directory, pid)
+    found = [extent for extent, _ in stored]
+    count = 0
+    with path.open("r+b") as image:
         for vma in sorted(areas, key=lambda vma: vma[1]):
             try:
                 file = (map_files / f"{vma[1]:x}-{vma[2]:x}").open("rb")
@@ -156,22 +168,10 @@ def without_breakpoints(directory: Path, pid: int, map_files: Path) -> int:
 def page_map(directory: Path, pid: int) -> tuple[Path, list[Extent], int, list[Range]]:
     """The page image of a process, what a lazy restore leaves in it, how many bytes it holds of the process, and where
     in it what CRIU reads is."""
-    head, *entries = messages(directory / f"pagemap-{pid}.img")
-    lazy: list[Extent] = []
-    eager: list[Range] = []
-    offset = 0
-    for entry in map(numbers, entries):
-        # 1 address, 2 pages, 3 in the parent, 4 flags: 1 in the parent, 2 lazy, 4 present
-        flags, size = entry.get(4, 0), pages_of(entry) * PAGE
-        if entry.get(3) or flags & 1:
-            raise Plain("it is an incremental image")
-        if 4 not in entry or flags & 4:
-            if flags & 2:
-                lazy.append((entry[1], size, offset))
-            else:
-                eager.append((offset, size))
-            offset += size
-    return directory / f"pages-{numbers(head)[1]}.img", lazy, offset, eager
+    image, stored = stored_pages(directory, pid)
+    lazy = [extent for extent, may_wait in stored if may_wait]
+    eager = [(offset, size) for (_, size, offset), may_wait in stored if not may_wait]
+    return image, lazy, sum(size for (_, size, _), _ in stored), eager
 
 
 def written_files(directory: Path) -> Iterator[tuple[str, int]]:

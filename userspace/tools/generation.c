@@ -48,7 +48,7 @@ static void pause_ms(unsigned int ms)
 
 /* ---- signals ---- */
 
-static const int ends[] = { SIGTERM, SIGINT, SIGQUIT };
+const int end_signals[END_SIGNALS] = { SIGTERM, SIGINT, SIGQUIT };
 
 int wait_for_end(unsigned int ms)
 {
@@ -57,8 +57,8 @@ int wait_for_end(unsigned int ms)
 	int sig;
 
 	sigemptyset(&set);
-	for (size_t i = 0; i < sizeof(ends) / sizeof(*ends); i++)
-		sigaddset(&set, ends[i]);
+	for (size_t i = 0; i < END_SIGNALS; i++)
+		sigaddset(&set, end_signals[i]);
 	sig = sigtimedwait(&set, NULL, &t);
 	return sig > 0 ? sig : 0;
 }
@@ -78,8 +78,8 @@ void start_restore_mask(const struct start *s)
 
 	/* What was meant for the old generation, which a new one would do by itself, or die of; one fault sent twice, too */
 	sigfillset(&set);
-	for (size_t i = 0; i < sizeof(ends) / sizeof(*ends); i++)
-		sigdelset(&set, ends[i]);
+	for (size_t i = 0; i < END_SIGNALS; i++)
+		sigdelset(&set, end_signals[i]);
 	while (sigtimedwait(&set, NULL, &now) > 0)
 		;
 	sigemptyset(&set);
@@ -98,64 +98,53 @@ static uint64_t hash(uint64_t h, const char *s)
 	return h;
 }
 
-/* Calls see() for each line of /proc/self/status. */
-static void status_lines(void (*see)(const char *line, uint64_t *value), uint64_t *value)
+static FILE *open_status(void)
 {
 	FILE *f = fopen("/proc/self/status", "re");
-	char *line = NULL;
-	size_t size = 0;
 
 	if (!f)
 		err(FAILED, "needs /proc: /proc/self/status");
-	while (getline(&line, &size, f) > 0)
-		see(line, value);
-	free(line);
-	fclose(f);
+	return f;
 }
 
-/* All that an execve(2) does not bring back. */
-static void add_credentials(const char *line, uint64_t *value)
+/* A hash of all that an execve(2) does not bring back. */
+static uint64_t credentials(void)
 {
 	static const char *const keys[] = { "Uid:", "Gid:", "Groups:", "CapInh:", "CapPrm:", "CapBnd:", "CapAmb:",
 					    "NoNewPrivs:", "Seccomp:", "Seccomp_filters:" };
-
-	for (size_t i = 0; i < sizeof(keys) / sizeof(*keys); i++)
-		if (!strncmp(line, keys[i], strlen(keys[i])))
-			*value = hash(*value, line);
-}
-
-static uint64_t credentials(void)
-{
 	uint64_t h = 0xcbf29ce484222325;
+	FILE *f = open_status();
+	char *line = NULL;
+	size_t size = 0;
 
-	status_lines(add_credentials, &h);
+	while (getline(&line, &size, f) > 0)
+		for (size_t i = 0; i < sizeof(keys) / sizeof(*keys); i++)
+			if (!strncmp(line, keys[i], strlen(keys[i])))
+				h = hash(h, line);
+	free(line);
+	fclose(f);
 	return h;
 }
 
-static void take_permitted(const char *line, uint64_t *value)
+/* A mask of signals or capabilities */
+static uint64_t status_mask(const char *key)
 {
-	if (!strncmp(line, "CapPrm:", 7))
-		*value = strtoull(line + 7, NULL, 16);
+	size_t size = 0, len = strlen(key);
+	FILE *f = open_status();
+	uint64_t mask = 0;
+	char *line = NULL;
+
+	while (getline(&line, &size, f) > 0)
+		if (!strncmp(line, key, len))
+			mask = strtoull(line + len, NULL, 16);
+	free(line);
+	fclose(f);
+	return mask;
 }
 
 bool has_privileges(void)
 {
-	uint64_t permitted = 0;
-
-	status_lines(take_permitted, &permitted);
-	return !geteuid() || permitted;
-}
-
-static void take_ignored(const char *line, uint64_t *value)
-{
-	if (!strncmp(line, "SigIgn:", 7))
-		*value = strtoull(line + 7, NULL, 16);
-}
-
-static void take_blocked(const char *line, uint64_t *value)
-{
-	if (!strncmp(line, "SigBlk:", 7))
-		*value = strtoull(line + 7, NULL, 16);
+	return !geteuid() || status_mask("CapPrm:");
 }
 
 /* The path of our cgroup's list of processes, allocated; NULL where there is none to be seen. */
@@ -238,8 +227,8 @@ void start_note(struct start *s)
 	s->credentials = credentials();
 	s->umask = umask(0);
 	umask(s->umask);
-	status_lines(take_ignored, &s->ignored);
-	status_lines(take_blocked, &s->blocked);
+	s->ignored = status_mask("SigIgn:");
+	s->blocked = status_mask("SigBlk:");
 	for (int i = 0; i < 16; i++) {
 		struct rlimit r = { RLIM_INFINITY, RLIM_INFINITY };
 
@@ -393,8 +382,10 @@ static const char *restore_files(struct start *s, int *ports, size_t nr_ports)
 
 		if (f->kept < 0)
 			f->kept = open("/dev/null", O_RDWR);
-		if (f->kept >= 0 && f->kept != f->fd && dup2(f->kept, f->fd) < 0)
+		if (f->kept >= 0 && f->kept != f->fd && dup2(f->kept, f->fd) < 0) {
+			free(keep);
 			return "no descriptors";
+		}
 	}
 	start_restore_flags(s);
 	free(keep);

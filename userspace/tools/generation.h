@@ -75,6 +75,11 @@ size_t ports_find(const struct start *s, int *ports, size_t max);
 bool has_privileges(void);
 
 uint64_t now_ns(void);
+
+/* By these somebody wants the end */
+enum { END_SIGNALS = 3 };
+extern const int end_signals[END_SIGNALS];
+
 /* With all signals blocked: until the time is over, or somebody wants the end: that signal. */
 int wait_for_end(unsigned int ms);
 

@@ -45,10 +45,19 @@ void die_of(int sig)
 	_exit(128 + sig);
 }
 
-void remove_pid_file(const char *path)
+void await_turn(struct start *s, uint64_t over_ns, const char *name, unsigned int delay_ms, const char *pid_file)
 {
-	if (path && unlink(path) && errno != ENOENT)
-		warn("--pid-file %s", path);
+	unsigned int ms = back_off(s, over_ns, delay_ms);
+	int sig = 0;
+
+	if (ms) {
+		warnx("%s died right after its start: the next one is in %u ms", name, ms);
+		sig = wait_for_end(ms);
+	}
+	if (sig)
+		die_of(sig);
+	if (pid_file && unlink(pid_file) && errno != ENOENT)
+		warn("--pid-file %s", pid_file);
 }
 
 static bool is_fault(int sig)
@@ -186,11 +195,8 @@ static bool has_surrendered(int *asked)
 		uint64_t pending = strncmp(line, "ShdPnd:", 7) ? 0 : strtoull(line + 7, NULL, 16);
 
 		has |= !strcmp(line, "Name:\t" SURRENDER "\n");
-		for (size_t i = 0; i < 3 && !*asked; i++) {
-			int sig = (const int[]){ SIGTERM, SIGINT, SIGQUIT }[i];
-
-			*asked = pending >> (sig - 1) & 1 ? sig : 0;
-		}
+		for (size_t i = 0; i < END_SIGNALS && !*asked; i++)
+			*asked = pending >> (end_signals[i] - 1) & 1 ? end_signals[i] : 0;
 	}
 	free(line);
 	if (f)
@@ -231,7 +237,7 @@ void keeper(struct start *s, const struct keeper_options *o, launch_fn *launch)
 	start_program(s, launch, ports, 0, o->burst);
 	for (;;) {
 		siginfo_t got, end = { 0 };
-		unsigned int wait_ms, may;
+		unsigned int may;
 		int sig, seen, asked = 0;
 
 		sig = sigwaitinfo(&all, &got);
@@ -284,14 +290,7 @@ void keeper(struct start *s, const struct keeper_options *o, launch_fn *launch)
 		}
 		if (!o->children)
 			end_children(s, getpid());
-		wait_ms = back_off(s, now_ns(), o->delay_ms);
-		if (wait_ms) {
-			warnx("%s died right after its start: the next one is in %u ms", o->name, wait_ms);
-			sig = wait_for_end(wait_ms);
-			if (sig)
-				die_of(sig);
-		}
-		remove_pid_file(o->pid_file);
+		await_turn(s, now_ns(), o->name, o->delay_ms, o->pid_file);
 		count_restart(now_ns());
 		start_program(s, launch, ports, nr_ports, o->interval_ms ? left(o, now_ns()) : o->burst);
 		warnx("%s is started afresh, as process %d", o->name, program);

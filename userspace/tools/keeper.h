@@ -22,8 +22,11 @@ typedef void launch_fn(struct start *s, int *ports, size_t nr_ports, unsigned in
 /* Has the program run in a child. Does not return: ends as the program does in the end. */
 _Noreturn void keeper(struct start *s, const struct keeper_options *o, launch_fn *launch);
 
-/* What the old generation has left; says so where that is not possible. */
-void remove_pid_file(const char *path);
+/*
+ * Until the next generation may begin, given when this one was over: waits if it died right after its start, and dies of a signal by which
+ * somebody wants the end; then removes what it has left of a PID file, and says so where that is not possible.
+ */
+void await_turn(struct start *s, uint64_t over_ns, const char *name, unsigned int delay_ms, const char *pid_file);
 
 /* Without a core dump */
 _Noreturn void die_of(int sig);

@@ -26,6 +26,7 @@
 #include "run.h"
 #include "upgrade.h"
 #include "verdicts.h"
+#include "words.h"
 
 #define LOG	"/proc/restart_log"
 #define RECORD	(3 * PATH_MAX)		/* longer than any line of the log */
@@ -89,17 +90,7 @@ static bool is_number(const char *s)
 	return strspn(s, "0123456789") == strlen(s);
 }
 
-/* The kernel writes \ooo for what would be in the way; names are bytes, which JSON shows as Latin-1. */
-static const char *unescape(const char *s, unsigned char *c)
-{
-	if (s[0] == '\\' && strspn(s + 1, "01234567") >= 3) {
-		*c = (s[1] - '0') << 6 | (s[2] - '0') << 3 | (s[3] - '0');
-		return s + 4;
-	}
-	*c = *s;
-	return s + 1;
-}
-
+/* Names are bytes, which JSON shows as Latin-1. */
 static void print_char(unsigned char c)
 {
 	if (c == '"' || c == '\\')

@@ -34,6 +34,7 @@
 #include "numbers.h"
 #include "ports.h"
 #include "run.h"
+#include "words.h"
 
 /* As the shell has it: the program cannot be executed, does not exist; we ourselves failed. */
 enum { USAGE = 2, FAILED = 125, NOT_EXECUTABLE = 126, NOT_FOUND = 127 };
@@ -97,16 +98,12 @@ static long number(const char *what, const char *s, long min, long max)
 	return n;
 }
 
-static char *absolute(const char *path)
+static char *located(const char *path)
 {
-	char *cwd, *full;
+	char *full = absolute(path);
 
-	if (*path == '/')
-		return strdup(path);
-	cwd = getcwd(NULL, 0);
-	if (!cwd || asprintf(&full, "%s/%s", cwd, path) < 0)
+	if (!full)
 		err(FAILED, "working directory");
-	free(cwd);
 	return full;
 }
 
@@ -168,7 +165,7 @@ static int options(int argc, char **argv)
 			break;
 		case 'p':
 			/* The program may change its directory before it is started again */
-			opt.pid_file = opt.again ? optarg : absolute(optarg);
+			opt.pid_file = opt.again ? optarg : located(optarg);
 			break;
 		case 'd':
 			opt.delay_ms = number("--delay", optarg, 0, 3600000);
@@ -228,7 +225,7 @@ static char *find(const char *name)
 	struct stat st;
 
 	if (strchr(name, '/'))
-		return absolute(name);
+		return located(name);
 	for (list = list ? list : "/usr/bin:/bin"; list; list = *end ? end + 1 : NULL) {
 		end = strchrnul(list, ':');
 		/* An empty element is the working directory. */
@@ -451,6 +448,16 @@ static char **arguments_again(const char *path)
 	return again;
 }
 
+char **run_program(char **argv)
+{
+	bool again = argv[0] && argv[1] && argv[2] && !strcmp(argv[1], "run") && !strcmp(argv[2], "--again");
+	char **word = again ? argv + 2 : NULL;
+
+	while (word && *word && strcmp(*word, "--path"))
+		word++;
+	return word && word[0] && word[1] ? word + 1 : NULL;
+}
+
 static _Noreturn void execute(const char *path, char **program)
 {
 	execv(path, program);
@@ -511,10 +518,8 @@ static void again(void)
 {
 	int ports[PORTS];
 	struct reg_info info;
-	unsigned int wait_ms;
 	const char *why;
 	size_t nr_ports;
-	int sig;
 
 	if (!start_parse(&start, opt.again))
 		errx(FAILED, "--again: not what it was given");
@@ -529,14 +534,7 @@ static void again(void)
 		surrender(why, &info, ports, nr_ports);
 	if (!opt.children)
 		end_children(&start, start.keeper ? start.keeper : getpid());
-	wait_ms = back_off(&start, info.fault_time_ns, opt.delay_ms);
-	if (wait_ms) {
-		warnx("%s died right after its start: the next one is in %u ms", basename(opt.path), wait_ms);
-		sig = wait_for_end(wait_ms);
-		if (sig)
-			die_of(sig);
-	}
-	remove_pid_file(opt.pid_file);
+	await_turn(&start, info.fault_time_ns, basename(opt.path), opt.delay_ms, opt.pid_file);
 	if (start.ignored & 1u << (SIGCHLD - 1))
 		signal(SIGCHLD, SIG_IGN);
 	launch(&start, ports, nr_ports, 0);

@@ -5,4 +5,7 @@
 /* perdurectl run: does not return when the program runs. */
 int run(int argc, char **argv);
 
+/* The word that names the program in the arguments that its generations are registered with; NULL: they are the program's own. */
+char **run_program(char **argv);
+
 #endif

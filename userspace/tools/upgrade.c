@@ -23,7 +23,9 @@
 
 #include <perdure.h>
 
+#include "run.h"
 #include "upgrade.h"
+#include "words.h"
 
 /* What scripts can tell apart */
 enum { DONE = 0, UNCHANGED = 1, USAGE = 2, REVERTED = 3, DEAD = 4, NOBODY = 5 };
@@ -229,11 +231,13 @@ static long find_process(const char *who)
 
 /* ---- which program ---- */
 
-/* As the kernel writes them: words with \ooo for what would be in the way. In place; ended by NULL. */
+/* As the kernel writes them. In place; ended by NULL. */
 static char **words(char *line)
 {
 	size_t n = 1;
-	char **list, *to, *from;
+	char **list, *to;
+	const char *from;
+	unsigned char c;
 
 	for (char *p = line; *p; p++)
 		n += *p == ' ';
@@ -243,31 +247,17 @@ static char **words(char *line)
 	n = 0;
 	list[n++] = to = line;
 	for (from = line; *from; ) {
-		if (from[0] == '\\' && strspn(from + 1, "01234567") >= 3) {
-			*to++ = (from[1] - '0') << 6 | (from[2] - '0') << 3 | (from[3] - '0');
-			from += 4;
-		} else if (*from == ' ') {
+		if (*from == ' ') {
 			*to++ = 0;
 			list[n++] = to;
 			from++;
 		} else {
-			*to++ = *from++;
+			from = unescape(from, &c);
+			*to++ = c;
 		}
 	}
 	*to = 0;
 	return list;
-}
-
-static char *absolute(const char *program)
-{
-	char *cwd, *path;
-
-	if (*program == '/')
-		return strdup(program);
-	cwd = getcwd(NULL, 0);
-	if (!cwd || asprintf(&path, "%s/%s", cwd, program) < 0)
-		err(UNCHANGED, "working directory");
-	return path;
 }
 
 /*
@@ -276,21 +266,18 @@ static char *absolute(const char *program)
  */
 static void exchange(long pid, const char *program, struct restart_request *request)
 {
-	char *path = registered(pid, "path"), *line = registered(pid, "argv"), **argv, **again;
+	char *path = registered(pid, "path"), *line = registered(pid, "argv"), **argv, **word;
 
 	if (!path || !line)
 		errx(UNCHANGED, "process %ld: its program and arguments are for its owner and root; nothing has changed", pid);
 	path = words(path)[0];
 	argv = words(line);
-	if (argv[0] && argv[1] && argv[2] && !strcmp(argv[1], "run") && !strcmp(argv[2], "--again")) {
-		for (again = argv + 2; *again && strcmp(*again, "--path"); again++)
-			;
-		if (again[0] && again[1]) {
-			again[1] = (char *)program;
-			request->path = (uintptr_t)path;
-			request->argv = (uintptr_t)argv;
-			return;
-		}
+	word = run_program(argv);
+	if (word) {
+		*word = (char *)program;
+		request->path = (uintptr_t)path;
+		request->argv = (uintptr_t)argv;
+		return;
 	}
 	if (!strcmp(path, program)) {
 		/* Replaced in its place: there is no old one to go back to. */
@@ -456,6 +443,8 @@ int upgrade(int argc, char **argv)
 	request.pidfd = pidfd;
 	if (opt.upgrade) {
 		program = absolute(opt.program);
+		if (!program)
+			err(UNCHANGED, "working directory");
 		request.trial_ms = opt.trial * 1000;
 		exchange(pid, program, &request);
 	} else {

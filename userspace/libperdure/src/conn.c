@@ -178,20 +178,28 @@ static bool from_outside(const struct reg_info *info)
 	return info->signo && (info->code == SI_USER || info->code == SI_QUEUE);
 }
 
-int perdure_suspect(void)
+/* Has there been a restart? */
+static bool look_back(int *suspect_fd)
 {
 	struct reg_info info;
+	bool restarted = getreginfo(&info) == 1 && info.is_restarted;
 
-	if (getreginfo(&info) != 1 || !info.is_restarted || from_outside(&info))
-		return -1;
-	return info.suspect_fd;
+	*suspect_fd = restarted && !from_outside(&info) ? info.suspect_fd : -1;
+	return restarted;
+}
+
+int perdure_suspect(void)
+{
+	int fd;
+
+	look_back(&fd);
+	return fd;
 }
 
 struct perdure_conns *perdure_conns_open(const char *name, int max, size_t tag_size)
 {
 	struct perdure_conns *conns;
-	struct reg_info info;
-	int inherited, fd;
+	int fd;
 
 	if (max < 0 || max > FDS_MAX || tag_size > PERDURE_TAG_MAX) {
 		errno = EINVAL;
@@ -205,10 +213,8 @@ struct perdure_conns *perdure_conns_open(const char *name, int max, size_t tag_s
 		return NULL;
 	conns->max = max;
 	conns->record = (sizeof(struct record) + tag_size + 15) & ~15UL;
-	conns->restarted = getreginfo(&info) == 1 && info.is_restarted;
-	conns->suspect_fd = perdure_suspect();
-	conns->books = perdure_state_open(name, sizeof(struct books) + max * conns->record, LAYOUT << 16 | tag_size, NULL,
-					  &inherited);
+	conns->restarted = look_back(&conns->suspect_fd);
+	conns->books = perdure_state_open(name, sizeof(struct books) + max * conns->record, LAYOUT << 16 | tag_size, NULL, NULL);
 	if (!conns->books)
 		goto fail;
 	if (conns->books->plain) {
@@ -593,12 +599,13 @@ ssize_t perdure_conn_sendfile(struct perdure_conn *c, int in_fd, off_t *offset, 
 			atomic_store_explicit(&a->written, sum(c->done, d), memory_order_release);
 		}
 	}
-	if (skipped || n > 0) {
-		c->file = st;
-		c->file_done = c->done;
-		c->file_offset = at + skipped + (n > 0 ? n : 0);
-	}
-	return skipped ? skipped + (n > 0 ? n : 0) : n;
+	if (!skipped && n <= 0)
+		return n;
+	skipped += n > 0 ? n : 0;
+	c->file = st;
+	c->file_done = c->done;
+	c->file_offset = at + skipped;
+	return skipped;
 }
 
 static void next(struct perdure_conn *c, size_t len, uint32_t flags)

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* Where there is no /proc/self/fd: how far to look for open file descriptors. */
+/* The open file descriptors, also where there is no /proc/self/fd */
 #ifndef FDS_H
 #define FDS_H
 
+#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <stdlib.h>
@@ -42,6 +43,29 @@ static inline int fd_end(void)
 	if (getrlimit(RLIMIT_NOFILE, &limit) || limit.rlim_cur > 1 << 30)
 		return 1 << 30;
 	return limit.rlim_cur;
+}
+
+/* Calls see() for each, and for some that are not open, until it returns something else than 0, which is returned. */
+static inline int fd_each(int (*see)(int fd, void *arg), void *arg)
+{
+	DIR *dir = opendir("/proc/self/fd");
+	struct dirent *d;
+	int r = 0, error;
+
+	if (dir) {
+		while (!r && (d = readdir(dir))) {
+			if (d->d_name[0] != '.' && atoi(d->d_name) != dirfd(dir))
+				r = see(atoi(d->d_name), arg);
+		}
+		error = errno;
+		closedir(dir);
+		errno = error;
+	} else {
+		/* No /proc, in a chroot perhaps */
+		for (int i = 0, end = fd_end(); !r && i < end; i++)
+			r = see(i, arg);
+	}
+	return r;
 }
 
 #endif

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: LGPL-2.1-or-later
 /* After a restart: what kinds of files the old generation has left. See perdure_inherited(3). */
-#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <perdure.h>
@@ -70,13 +69,14 @@ static enum perdure_kind kind(int fd, struct address *local)
 	return PERDURE_OTHER;
 }
 
-static bool consider(struct found *f, int fd)
+static int consider(int fd, void *arg)
 {
+	struct found *f = arg;
 	struct perdure_inherited *list;
 	struct address *local;
 
 	if (fcntl(fd, F_GETFD) < 0 || is_area(fd))
-		return true;
+		return 0;
 	if (f->n == f->room) {
 		f->room = f->room ? 2 * f->room : 64;
 		list = realloc(f->list, f->room * sizeof(*list));
@@ -84,7 +84,7 @@ static bool consider(struct found *f, int fd)
 		local = realloc(f->local, f->room * sizeof(*local));
 		f->local = local ? local : f->local;
 		if (!list || !local)
-			return false;
+			return -1;
 	}
 	memset(&f->local[f->n], 0, sizeof(*f->local));
 	f->list[f->n].fd = fd;
@@ -92,7 +92,7 @@ static bool consider(struct found *f, int fd)
 	/* Standard input and output of those that talk on them are connections, otherwise they are nobody's business */
 	if (fd > STDERR_FILENO || f->list[f->n].kind != PERDURE_OTHER)
 		f->n++;
-	return true;
+	return 0;
 }
 
 /* Does the listening socket a have the port, or the path, of b? */
@@ -129,23 +129,9 @@ static int compare(const void *a, const void *b)
 
 int perdure_inherited(struct perdure_inherited **list)
 {
-	DIR *dir = opendir("/proc/self/fd");
 	struct found f = { 0 };
-	bool good = true;
-	struct dirent *d;
-	int i, end;
+	bool good = !fd_each(consider, &f);
 
-	if (dir) {
-		while (good && (d = readdir(dir))) {
-			if (d->d_name[0] != '.' && atoi(d->d_name) != dirfd(dir))
-				good = consider(&f, atoi(d->d_name));
-		}
-		closedir(dir);
-	} else {
-		/* No /proc, in a chroot perhaps */
-		for (i = 0, end = fd_end(); good && i < end; i++)
-			good = consider(&f, i);
-	}
 	if (good) {
 		tell_accepted(&f);
 		if (f.n)

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: LGPL-2.1-or-later
 /* After a restart: a thread for each request that the old generation had not finished. */
-#include <dirent.h>
 #include <errno.h>
 #include <pthread.h>
 #include <stdlib.h>
@@ -49,9 +48,15 @@ static int compare_fd(const void *a, const void *b)
 	return *(const int *)a - *(const int *)b;
 }
 
+struct list {
+	struct found *found;
+	int n;
+};
+
 /* Adds fd to the list if there is something to read again on it. */
-static int consider(int fd, struct found **list, int *n)
+static int consider(int fd, void *arg)
 {
+	struct list *list = arg;
 	struct io_log log;
 	struct found *more;
 	struct stat st;
@@ -62,46 +67,33 @@ static int consider(int fd, struct found **list, int *n)
 	}
 	if (!log.unread || fstat(fd, &st))
 		return 0;
-	if ((*n & (*n - 1)) == 0) {
-		more = realloc(*list, (*n ? 2 * *n : 1) * sizeof(**list));
+	if ((list->n & (list->n - 1)) == 0) {
+		more = realloc(list->found, (list->n ? 2 * list->n : 1) * sizeof(*more));
 		if (!more)
 			return -1;
-		*list = more;
+		list->found = more;
 	}
-	(*list)[(*n)++] = (struct found){ fd, st.st_dev, st.st_ino };
+	list->found[list->n++] = (struct found){ fd, st.st_dev, st.st_ino };
 	return 0;
 }
 
 int perdure_pending(int **fds)
 {
-	DIR *dir = opendir("/proc/self/fd");
-	struct found *list = NULL;
-	int n = 0, kept = 0, err = 0;
-	struct dirent *d;
+	struct list list = { 0 };
+	int kept = 0, err = fd_each(consider, &list);
+	struct found *found = list.found;
 
-	if (dir) {
-		while (!err && (d = readdir(dir))) {
-			if (d->d_name[0] != '.' && atoi(d->d_name) != dirfd(dir))
-				err = consider(atoi(d->d_name), &list, &n);
-		}
-	} else {
-		/* No /proc, in a chroot perhaps */
-		for (int i = 0, end = fd_end(); !err && i < end; i++)
-			err = consider(i, &list, &n);
-	}
-	*fds = err ? NULL : malloc((n ? n : 1) * sizeof(**fds));
-	if (*fds && n) {
+	*fds = err ? NULL : malloc((list.n ? list.n : 1) * sizeof(**fds));
+	if (*fds && list.n) {
 		/* Duplicates are the same request: the lowest descriptor stands for them. */
-		qsort(list, n, sizeof(*list), compare);
-		for (int i = 0; i < n; i++)
-			if (!i || list[i].dev != list[i - 1].dev || list[i].ino != list[i - 1].ino)
-				(*fds)[kept++] = list[i].fd;
+		qsort(found, list.n, sizeof(*found), compare);
+		for (int i = 0; i < list.n; i++)
+			if (!i || found[i].dev != found[i - 1].dev || found[i].ino != found[i - 1].ino)
+				(*fds)[kept++] = found[i].fd;
 		qsort(*fds, kept, sizeof(**fds), compare_fd);
 	}
 	err = errno;
-	free(list);
-	if (dir)
-		closedir(dir);
+	free(found);
 	errno = err;
 	return *fds ? kept : -1;
 }

@@ -104,7 +104,7 @@ class HeldSocket(socket.socket):
         the second time (not of one by kill(2)): suspect is called with it before."""
         return LEFT.accepted(self.family, self.getsockname(), suspect)
 
-    # ---- input ----
+    # ---- both ways ----
 
     def _wait(self, event: int, deadline: float | None) -> None:
         """For a socket that does not block but has a timeout"""
@@ -129,6 +129,24 @@ class HeldSocket(socket.socket):
             raise ConnectionAbortedError("restart has been switched off in the middle of a replay")
         self._books = None
 
+    def _call(self, held: Callable[[memoryview], int], plain: Callable[[memoryview], int], view: memoryview, event: int,
+              deadline: float | None) -> int:
+        """held, when it does not block; or plain, since it has been switched off"""
+        books = self._books
+        assert books is not None
+        while True:
+            try:
+                return held(view)
+            except BlockingIOError:
+                self._wait(event, deadline)
+            except OSError as e:
+                if e.errno != errno.EOPNOTSUPP:
+                    raise
+                self._plain(books)
+                return plain(view)
+
+    # ---- input ----
+
     def recv_into(self, buffer: Any, nbytes: int = 0, flags: int = 0) -> int:
         books = self._books
         if books is None:
@@ -147,17 +165,7 @@ class HeldSocket(socket.socket):
             return super().recv_into(view, 0, flags)
         if flags:
             raise OSError(errno.EOPNOTSUPP, "a HeldSocket receives without flags, or with MSG_PEEK")
-        deadline = self._deadline()
-        while True:
-            try:
-                return books.read_into(view)
-            except BlockingIOError:
-                self._wait(select.POLLIN, deadline)
-            except OSError as e:
-                if e.errno != errno.EOPNOTSUPP:
-                    raise
-                self._plain(books)
-                return super().recv_into(view)
+        return self._call(books.read_into, super().recv_into, view, select.POLLIN, self._deadline())
 
     def recv(self, bufsize: int, flags: int = 0) -> bytes:
         if self._books is None:
@@ -253,16 +261,7 @@ class HeldSocket(socket.socket):
             return super().send(data, flags)
         if flags & ~socket.MSG_NOSIGNAL:
             raise OSError(errno.EOPNOTSUPP, "a HeldSocket sends without flags")
-        while True:
-            try:
-                return books.write(data)
-            except BlockingIOError:
-                self._wait(select.POLLOUT, deadline)
-            except OSError as e:
-                if e.errno != errno.EOPNOTSUPP:
-                    raise
-                self._plain(books)
-                return super().send(data)
+        return self._call(books.write, super().send, data, select.POLLOUT, deadline)
 
     def sendall(self, data: Any, flags: int = 0) -> None:
         if self._books is None:

@@ -5,7 +5,7 @@ import os
 import subprocess
 import sys
 import traceback
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 TOP = Path(os.environ.get("PERDURE_TOP") or Path(__file__).resolve().parents[3])
@@ -21,6 +21,11 @@ def output(*command: str | Path, cwd: Path = TOP, ok: tuple[int, ...] = (0,), en
     if done.returncode not in ok:
         raise RuntimeError(f"{' '.join(map(str, command))[:200]}: status {done.returncode}\n{done.stdout[-3000:]}")
     return done.stdout
+
+
+def differ(what: str, have: object, want: object) -> Iterator[str]:
+    if have != want:
+        yield f"{what} is {have!r}, not {want!r}"
 
 
 def tracked(*patterns: str) -> list[Path]:

@@ -629,6 +629,19 @@ static T_UNUSED void t_drop_root(void)
 	T_OK(setuid(T_NOBODY));
 }
 
+/* Root of a user namespace of one's own, as in a container: all capabilities there, none outside. */
+static T_UNUSED void t_contained_root(void)
+{
+	t_drop_root();
+	/* Who has changed his user ID owns nothing of his own in /proc, unless he says so. */
+	T_OK(prctl(PR_SET_DUMPABLE, 1, 0, 0, 0));
+	T_OK(unshare(CLONE_NEWUSER));
+	T_OK(t_put("/proc/self/setgroups", "deny"));
+	T_OK(t_put("/proc/self/uid_map", "0 65534 1"));
+	T_OK(t_put("/proc/self/gid_map", "0 65534 1"));
+	T_EQ(getuid(), 0);
+}
+
 /* ---- runner ---- */
 
 static void t_rmtmp(void)

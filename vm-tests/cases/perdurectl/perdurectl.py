@@ -19,31 +19,16 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "hygiene"))
 import ktap  # noqa: E402
+from ctl import CTL, ctl, run  # noqa: E402
+from ktap import differ  # noqa: E402
 
 BUILD = Path(os.environ["PERDURE_BUILD"]) / "userspace"
-CTL = BUILD / "userspace/tools/perdurectl"
 STATIC = BUILD / "vm-tests/cases/restart/restart-target-static"     # exits with 42: generation 2, restarted, two arguments
 COMPLETION = Path(os.environ["PERDURE_TOP"]) / "userspace/tools/perdurectl.bash"
 SYSCTL = Path("/proc/sys/kernel/restart")
 PORT = 7010
 NOBODY = 65534
 os.environ["PATH"] = f"{CTL.parent}:{os.environ['PATH']}"
-
-
-def differ(what: str, have: object, want: object) -> Iterator[str]:
-    if have != want:
-        yield f"{what} is {have!r}, not {want!r}"
-
-
-def ctl(*args: object, **more: object) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([CTL, *map(str, args)], capture_output=True, text=True, timeout=60, **more)
-
-
-def run(*args: object, status: int, says: str = "", **more: object) -> Iterator[str]:
-    """perdurectl, its exit status, and what it says to people."""
-    done = ctl(*args, **more)
-    if done.returncode != status or not re.search(says, done.stderr) or (not says and done.stderr):
-        yield f"{args}: status {done.returncode}, not {status}: {done.stderr!r}"
 
 
 def program(text: str, name: str = "program") -> str:

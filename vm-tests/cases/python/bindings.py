@@ -18,6 +18,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "hygiene"))
 import ktap  # noqa: E402
+from ktap import differ  # noqa: E402
 
 TOP = Path(os.environ["PERDURE_TOP"])
 MODULE = TOP / "userspace/python"
@@ -34,11 +35,6 @@ def fails(error: int, function: Callable, *args: object) -> Iterator[str]:
     except OSError as e:
         if e.errno != error:
             yield f"{function.__name__}{args}: {e}, not {errno.errorcode[error]}"
-
-
-def differ(what: str, have: object, want: object) -> Iterator[str]:
-    if have != want:
-        yield f"{what} is {have!r}, not {want!r}"
 
 
 def calls() -> Iterator[str]:

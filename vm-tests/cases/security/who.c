@@ -15,19 +15,6 @@ static void wait_for_word(int word)
 		t_sleep_ms(5);
 }
 
-/* Root of a user namespace of one's own, as in a container: all capabilities there, none outside. */
-static void contained_root(void)
-{
-	t_drop_root();
-	/* Who has changed his user ID owns nothing of his own in /proc, unless he says so. */
-	T_OK(prctl(PR_SET_DUMPABLE, 1, 0, 0, 0));
-	T_OK(unshare(CLONE_NEWUSER));
-	T_OK(t_put("/proc/self/setgroups", "deny"));
-	T_OK(t_put("/proc/self/uid_map", "0 65534 1"));
-	T_OK(t_put("/proc/self/gid_map", "0 65534 1"));
-	T_EQ(getuid(), 0);
-}
-
 /* ---- /proc ---- */
 
 ROLE(done)
@@ -72,7 +59,7 @@ T(log_from_a_container)
 
 	T_EXPECT(logged(fd, pid));
 	T_CHILD {
-		contained_root();
+		t_contained_root();
 		fd = T_OK(open("/proc/restart_log", O_RDONLY | O_CLOEXEC));
 		T_EXPECT(!logged(fd, pid));
 		pid = crash();
@@ -177,7 +164,7 @@ T(loader_of_another_user)
 		T_ERR(open(path, O_RDONLY | O_CLOEXEC), EACCES);
 	}
 	T_CHILD {
-		contained_root();
+		t_contained_root();
 		T_ERR(open(path, O_RDONLY | O_CLOEXEC), EACCES);
 	}
 }
@@ -237,7 +224,7 @@ T(sysctls_from_a_container)
 	char path[64];
 
 	T_CHILD {
-		contained_root();
+		t_contained_root();
 		for (size_t i = 0; i < ARRAY_LEN(names); i++) {
 			snprintf(path, sizeof(path), T_SYSCTL "%s", names[i]);
 			T_ERR(t_put(path, "4096"), EACCES);
@@ -270,7 +257,7 @@ T(userfaultfd_of_anybody)
 		no_userfaultfd();
 	}
 	T_CHILD {
-		contained_root();
+		t_contained_root();
 		no_userfaultfd();
 	}
 }

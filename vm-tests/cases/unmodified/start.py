@@ -17,6 +17,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "hygiene"))
 import ktap  # noqa: E402
+from ktap import differ  # noqa: E402
 
 CTL = Path(os.environ["PERDURE_BUILD"]) / "userspace/userspace/tools/perdurectl"
 NOBODY = 65534
@@ -50,11 +51,6 @@ exec(deed)
 os.kill(os.getpid(), signal.SIGSEGV)
 time.sleep(60)
 """
-
-
-def differ(what: str, have: object, want: object) -> Iterator[str]:
-    if have != want:
-        yield f"{what} is {have!r}, not {want!r}"
 
 
 def generations(deed: str, *options: object, number: int = 3, status: int = 0, says: str = "", **more: object) -> list[dict[str, object]]:

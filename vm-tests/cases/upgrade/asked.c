@@ -786,19 +786,9 @@ static pid_t service_of_nobody(bool dumpable)
 	return pid;
 }
 
-static void in_a_user_namespace(void)
-{
-	t_drop_root();
-	T_OK(prctl(PR_SET_DUMPABLE, 1, 0, 0, 0));
-	T_OK(unshare(CLONE_NEWUSER));
-	T_OK(t_put("/proc/self/setgroups", "deny"));
-	T_OK(t_put("/proc/self/uid_map", "0 65534 1"));
-	T_OK(t_put("/proc/self/gid_map", "0 65534 1"));
-}
-
 static void contained(void *arg T_UNUSED)
 {
-	in_a_user_namespace();
+	t_contained_root();
 	t_word[W_READY] = 1;
 	reads(NULL);
 }
@@ -851,7 +841,7 @@ T_LIMIT(who_may, 60)
 		}
 		/* Root of a namespace of his own is nobody here, though the user is the same. */
 		T_CHILD {
-			in_a_user_namespace();
+			t_contained_root();
 			T_ERR(ask(pid, NULL, NULL, 0), EPERM);
 			T_ERR(ask(pid, path, runs, 0), EPERM);
 		}
@@ -873,7 +863,7 @@ T_LIMIT(who_may, 60)
 	T_EQ(ask(pid, NULL, NULL, 0), 0);
 	wait_gen(2);
 	T_CHILD {
-		in_a_user_namespace();
+		t_contained_root();
 		T_ERR(ask(pid, NULL, NULL, 0), EPERM);
 	}
 	stop(pid);

@@ -18,36 +18,24 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
-sys.path[:0] = [str(HERE.parent / "hygiene"), str(HERE.parent / "zhttpd")]
+sys.path[:0] = [str(HERE.parent / suite) for suite in ("hygiene", "perdurectl", "zhttpd")]
+import ctl as tool  # noqa: E402
 import ktap  # noqa: E402
+from ctl import CTL  # noqa: E402
+from ktap import differ  # noqa: E402
 from web import DEBUG, LIMIT_S, Client, Root, Server  # noqa: E402
 
 BUILD = Path(os.environ["PERDURE_BUILD"]) / "userspace/userspace"
-CTL = BUILD / "tools/perdurectl"
 COMPLETION = Path(os.environ["PERDURE_TOP"]) / "userspace/tools/perdurectl.bash"
 PORT = 7012
 NOBODY = 65534
 CLIENTS = 4
+ctl, run = partial(tool.ctl, timeout=LIMIT_S), partial(tool.run, timeout=LIMIT_S)
 os.environ["PATH"] = f"{CTL.parent}:{BUILD / 'zhttpd'}:{os.environ['PATH']}"
-
-
-def differ(what: str, have: object, want: object) -> Iterator[str]:
-    if have != want:
-        yield f"{what} is {have!r}, not {want!r}"
-
-
-def ctl(*args: object, **more: object) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([CTL, *map(str, args)], capture_output=True, text=True, timeout=LIMIT_S, **more)
-
-
-def run(*args: object, status: int, says: str = "", **more: object) -> Iterator[str]:
-    """perdurectl, its exit status, and what it says to people."""
-    done = ctl(*args, **more)
-    if done.returncode != status or not re.search(says, done.stderr) or (not says and done.stderr):
-        yield f"{args}: status {done.returncode}, not {status}: {done.stderr!r}"
 
 
 def copy(program: str | Path, name: str) -> Path:
