@@ -290,10 +290,10 @@ def killed_twice() -> None:
     """Who is killed twice by somebody suspects nobody"""
     with server() as it, Client() as client:
         client.socket.sendall(b"bytes 1")
-        time.sleep(0.2)
-        it.kill()
-        it.kill()
-        it.kill()
+        for _ in range(3):
+            # It has read that by then
+            time.sleep(0.5)
+            it.kill()
         client.socket.sendall(b"0 1\n")
         equal(client.answer(), expected(10, 1))
 
@@ -328,6 +328,14 @@ def accepted_only() -> None:
         equal(old.ask("bytes 10 3"), expected(10, 3))
 
 
+def ended() -> None:
+    """A connection whose last answer is out ends, also if there is a fault before it is closed"""
+    with server() as it, Client() as client:
+        equal(client.ask("end"), b"bye")
+        assert client.ended()
+        equal(it.generation(), 2)
+
+
 def switched_off() -> None:
     """Where it is switched off in between, the next generation does not trust the books, and begins anew"""
     with server() as it:
@@ -358,4 +366,4 @@ def switched_off() -> None:
 if __name__ == "__main__":
     (SYSCTL / "min_interval_ms").write_text("0")
     main(each_call_in_a_loop, each_call_in_threads, random_in_a_loop, random_in_threads, answers_that_differ, noted, file_replaced, twice,
-         killed_twice, consumed, accepted_only, switched_off)
+         killed_twice, consumed, accepted_only, ended, switched_off)

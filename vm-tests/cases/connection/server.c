@@ -8,12 +8,13 @@
  *	file NAME	a file of DIR, by sendfile
  *	whole NAME	the same, at once
  *	time N		N times the time of day, so that each generation says something else
- *	moment N	the same, in one write
+ *	moment N	the same, in one write, of which little is on its way at a time
  *	noted N		the same, but the time is noted in the tag: all generations say what the first one has
  *	load N		N bytes follow; the answer is their sum
  *	fault		a fault, each time
  *	calls		how many of the library there have been
  *	last		an answer, and the end of the connection
+ *	end		the same, and a fault between the two
  *
  * An answer is "LENGTH\n" and so many bytes. FAULT_AT=n: a fault before the nth call of the library, once.
  */
@@ -159,10 +160,14 @@ static bool put_time(struct client *c, size_t n)
 static bool put_moment(struct client *c, size_t n, bool note)
 {
 	struct { uint64_t number, ns; } now, *tag = perdure_conn_tag(c->conn);
+	const int little = 16384;
 	struct timespec t;
 	size_t len, i;
 	char *text;
 	bool good;
+
+	if (!note)
+		setsockopt(perdure_conn_fd(c->conn), SOL_SOCKET, SO_SNDBUF, &little, sizeof(little));
 
 	clock_gettime(CLOCK_REALTIME, &t);
 	now.number = perdure_conn_number(c->conn) + 1;
@@ -219,7 +224,7 @@ static bool answer(struct client *c, size_t line)
 	unsigned long seed = 0;
 	char name[LINE] = "", text[LINE + 32];
 	size_t n = 0;
-	bool good, last = !strncmp(c->in, "last", 4);
+	bool good, fault = !strncmp(c->in, "end", 3), last = fault || !strncmp(c->in, "last", 4);
 
 	if (perdure_conn_flags(c->conn) & PERDURE_CONN_SUSPECT) {
 		good = put(c, "4\nsick", 6);
@@ -250,6 +255,8 @@ static bool answer(struct client *c, size_t line)
 	step();
 	if (perdure_conn_done(c->conn, line, last ? PERDURE_LAST : 0))
 		return false;
+	if (fault)
+		FAULT();
 	step();
 	memmove(c->in, c->in + line, c->have -= line);
 	return !last;
