@@ -12,4 +12,13 @@ mkdir -p "$out/include/linux"
 cp "$tree/include/uapi/linux/rescue.h" "$out/include/linux/"
 make -s -C "$tree/tools/testing/selftests/rescue" OUTPUT="$out" KHDR_INCLUDES="-isystem $out/include" "$out/$1" >&2
 
+# Room to swap to, if there is none yet
+if [ "$(wc -l < /proc/swaps)" = 1 ]; then
+	truncate -s 32M "$out/swap"
+	swap=$(losetup -f --show "$out/swap")
+	mkswap -q "$swap"
+	swapon "$swap"
+	trap 'swapoff "$swap"; losetup -d "$swap"; rm -rf "$out"' EXIT
+fi
+
 "$out/$1" "${@:2}"
