@@ -32,7 +32,7 @@ enum rescue_op {
 /**
  * enum rescue_output - what becomes of what a function sends
  * @RESCUE_GIVE_UP: It is sent, and a fault after that is not undone.
- * @RESCUE_CORK: On connected TCP and Unix stream sockets it waits until the function has returned,
+ * @RESCUE_CORK: On connected stream sockets and pipes it waits until the function has returned,
  *	1 MiB at most; after a fault it is not sent. All other output is sent, as with
  *	%RESCUE_GIVE_UP, after what waits.
  * @RESCUE_CASCADE: On TCP connections with %TCP_CASCADE it is sent, and marked: after a fault the
