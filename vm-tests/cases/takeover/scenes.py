@@ -148,4 +148,4 @@ match sys.argv[1:]:
                for point in network(*draw.choices(KINDS, k=min(10, int(count) - n)))))
     case _:
         clients = (5, 20, 475)
-        main(*network((stopped, "primary"), (dies, "primary", "kill"), (dies, "backup", "panic")))
+        main(*network((stopped, "primary"), (dies, draw.choice(BOTH), draw.choice(("kill", "panic")))))

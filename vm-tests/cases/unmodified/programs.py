@@ -207,9 +207,46 @@ def java() -> Program:
                    prepare=prepare)
 
 
+def go() -> Program:
+    source = config("server.go", """package main
+
+import (
+	"io"
+	"net"
+	"net/http"
+	"os"
+)
+
+func main() {
+	var l net.Listener
+	var err error
+	if os.Getenv("LISTEN_FDS") != "" {
+		l, err = net.FileListener(os.NewFile(3, "given"))
+	} else {
+		l, err = net.Listen("tcp", "%s:%d")
+	}
+	if err != nil {
+		panic(err)
+	}
+	panic(http.Serve(l, http.HandlerFunc(func(w http.ResponseWriter, q *http.Request) {
+		io.WriteString(w, "here it is\\n")
+	})))
+}
+""" % (HOST, PORT))
+
+    def prepare() -> None:
+        ktap.output("go", "build", "-o", PLACE / "server", source, cwd=PLACE,
+                    env={"GOCACHE": str(PLACE / "cache"), "CGO_ENABLED": "0", "GO111MODULE": "off"})
+
+    # Go's own end after a fault is exit status 2, unless it is to crash
+    return Program([PLACE / "server"], http, user="www-data", environment={"GOTRACEBACK": "crash"}, given=[PLACE / "server"], prepare=prepare,
+                   shim=False)      # it makes its system calls itself
+
+
 PROGRAMS: dict[str, Callable[[], Program]] = {
     "http_server": http_server, "nginx": nginx, "lighttpd": lighttpd, "apache": apache, "haproxy": haproxy, "redis": redis_server,
     "memcached": memcached_server, "gunicorn": gunicorn, "node": node, "postgresql": postgresql_server, "mariadb": mariadb_server, "java": java,
+    "go": go,
 }
 
 
