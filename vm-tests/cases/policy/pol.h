@@ -120,6 +120,8 @@ static void pol_setup(void)
 	t_sysctl("min_interval_ms", 60000);
 	t_sysctl("cap_burst", RESTART_BURST_MAX);
 	t_sysctl("cap_interval_ms", 0);
+	/* What follows a restart is for those who ask for it. */
+	t_sysctl("stable_ms", 0);
 	t_put("/proc/sys/kernel/core_pattern", "/tmp/zlr-core");
 	t_put("/proc/sys/kernel/core_uses_pid", "0");
 	setrlimit(RLIMIT_CORE, &(struct rlimit){ RLIM_INFINITY, RLIM_INFINITY });

@@ -599,6 +599,27 @@ T_LIMIT(kept, 40)
 	close(log);
 }
 
+/* Who is restarted on purpose is stable after its time; that something could not be executed meanwhile changes nothing. */
+T(stable_all_the_same)
+{
+	pid_t pid = service(NULL, NULL);
+	int log = log_open();
+	const char *rec;
+
+	T_OK(t_sysctl("stable_ms", 1000 * t_slow()));
+	T_EQ(ask(pid, NULL, NULL, 0), 0);
+	T_ERR(ask(pid, "/nonexistent", runs, 1000), ENOENT);
+	T_STREQ(log_value(log_next(log, pid), "outcome"), "restarted");
+	T_STREQ(log_value(log_next(log, pid), "outcome"), "kept");
+	rec = log_next(log, pid);
+	T_STREQ(log_value(rec, "outcome"), "stable");
+	T_STREQ(log_value(rec, "cause"), "asked");
+	T_STREQ(log_value(rec, "generation"), "2");
+	T_OK(t_sysctl("stable_ms", 0));
+	stop(pid);
+	close(log);
+}
+
 /* ---- another program ---- */
 
 T(other_program)
