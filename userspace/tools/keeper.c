@@ -16,12 +16,16 @@
 #include <sys/prctl.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "keeper.h"
 #include "ports.h"
+#include "record.h"
+#include "verdicts.h"
 
 enum { FAILED = 125, TIMES = 64 };
 
@@ -204,6 +208,41 @@ static bool has_surrendered(int *asked)
 	return has;
 }
 
+/* One word of a record, as the kernel writes them; cut where there is no room. */
+static void escape(char *to, size_t size, const char *from)
+{
+	for (; *from && size > 4; from++) {
+		bool plain = *from > ' ' && *from <= '~' && *from != '\\';
+		int n = snprintf(to, size, plain ? "%c" : "\\%03o", (unsigned char)*from);
+
+		to += n;
+		size -= n;
+	}
+	*to = 0;
+}
+
+/* The kernel has nothing to tell of a process that it did not restart. Without the right to, nobody is told. */
+static void record_afresh(const char *name, const siginfo_t *end)
+{
+	const char *cause = end->si_code == CLD_STOPPED ? "changed" : end->si_code == CLD_EXITED ? "exit" : "fault";
+	char comm[64], group[256] = "-", line[256];
+	struct timespec now;
+	FILE *f = fopen("/proc/self/cgroup", "re");
+
+	while (f && fgets(line, sizeof(line), f))
+		if (!strncmp(line, "0::", 3))
+			escape(group, sizeof(group), strtok(line + 3, "\n"));
+	if (f)
+		fclose(f);
+	escape(comm, sizeof(comm), name);
+	clock_gettime(CLOCK_REALTIME, &now);
+	mkdir(KEEPERS, 0755);
+	record_add(KEEPERS "/run.verdicts", "time_ns=%llu pid=%d uid=%u comm=%s rung=restart cause=%s signo=%d code=%d outcome=afresh "
+		   "generation=1 cgroup=%s\n", now.tv_sec * 1000000000ull + now.tv_nsec, program, getuid(), comm, cause,
+		   end->si_code == CLD_KILLED || end->si_code == CLD_DUMPED ? end->si_status : 0,
+		   end->si_code == CLD_EXITED ? end->si_status : 0, group);
+}
+
 static _Noreturn void end_as(const siginfo_t *end, const struct keeper_options *o)
 {
 	if (end->si_code == CLD_EXITED) {
@@ -294,5 +333,6 @@ void keeper(struct start *s, const struct keeper_options *o, launch_fn *launch)
 		count_restart(now_ns());
 		start_program(s, launch, ports, nr_ports, o->interval_ms ? left(o, now_ns()) : o->burst);
 		warnx("%s is started afresh, as process %d", o->name, program);
+		record_afresh(o->name, &end);
 	}
 }

@@ -2,11 +2,12 @@
 # Completion of perdurectl(1) in bash
 
 _perdurectl() {
-	local cur=${COMP_WORDS[COMP_CWORD]} prev=${COMP_WORDS[COMP_CWORD - 1]} command='' at i
-	local own='--child-id --burst --interval --quarantine --on-exit --core --heartbeat --listen --pid-file --delay --keep-children --no-ports --keep --in-place --keeper --try --help'
+	local cur=${COMP_WORDS[COMP_CWORD]} prev=${COMP_WORDS[COMP_CWORD - 1]} command='' more='' at i
+	local own='--child-id --burst --interval --quarantine --on-exit --core --core-max --no-core --heartbeat --listen --pid-file --delay --keep-children --no-ports --keep --in-place --keeper --try --help'
 
 	for ((i = 1; i < COMP_CWORD; i++)); do
-		if [[ ${COMP_WORDS[i]} == -n || ${COMP_WORDS[i]} == --lines ]]; then
+		if [[ ${COMP_WORDS[i]} == -[nscH] || ${COMP_WORDS[i]} == --lines || ${COMP_WORDS[i]} == --since ||
+			${COMP_WORDS[i]} == --cursor-file || ${COMP_WORDS[i]} == --hook ]]; then
 			((i++))
 		elif [[ ${COMP_WORDS[i]} != -* ]]; then
 			command=${COMP_WORDS[i]} at=$i
@@ -16,7 +17,7 @@ _perdurectl() {
 	COMPREPLY=()
 	case $command in
 	'')
-		mapfile -t COMPREPLY < <(compgen -W 'list show log watch run restart upgrade check --json --lines --help --version' -- "$cur")
+		mapfile -t COMPREPLY < <(compgen -W 'list show log watch run restart upgrade check --json --help --version' -- "$cur")
 		;;
 	run)
 		for ((i = at + 1; i < COMP_CWORD; i++)); do
@@ -25,13 +26,13 @@ _perdurectl() {
 				((i++))
 				break
 				;;
-			-i | -b | -t | -H | -l | -p | -d | --child-id | --burst | --interval | --heartbeat | --listen | --pid-file | --delay) ((i++)) ;;
+			-i | -b | -t | -H | -l | -p | -d | -m | --child-id | --burst | --interval | --heartbeat | --listen | --pid-file | --delay | --core-max) ((i++)) ;;
 			-*) ;;
 			*) break ;;
 			esac
 		done
 		case $prev in
-		-i | -b | -t | -H | -l | -p | -d | --child-id | --burst | --interval | --heartbeat | --listen | --pid-file | --delay) [[ $i -lt $COMP_CWORD ]] || return ;;
+		-i | -b | -t | -H | -l | -p | -d | -m | --child-id | --burst | --interval | --heartbeat | --listen | --pid-file | --delay | --core-max) [[ $i -lt $COMP_CWORD ]] || return ;;
 		esac
 		if [[ $i -lt $COMP_CWORD ]]; then
 			mapfile -t COMPREPLY < <(compgen -f -- "$cur")
@@ -64,8 +65,14 @@ _perdurectl() {
 	list | check) mapfile -t COMPREPLY < <(compgen -W --json -- "$cur") ;;
 	show | log | watch)
 		if [[ $cur == -* ]]; then
-			mapfile -t COMPREPLY < <(compgen -W "--json $([[ $command != log ]] || echo --lines)" -- "$cur")
-		elif [[ $prev != -n && $prev != --lines ]]; then
+			case $command in
+			log) more='--lines --since --exit-code' ;;
+			watch) more='--since --cursor-file --hook --journal' ;;
+			esac
+			mapfile -t COMPREPLY < <(compgen -W "--json $more" -- "$cur")
+		elif [[ $prev == -c || $prev == --cursor-file ]]; then
+			mapfile -t COMPREPLY < <(compgen -f -- "$cur")
+		elif [[ $prev != -[nsH] && $prev != --lines && $prev != --since && $prev != --hook ]]; then
 			# The registered processes
 			mapfile -t COMPREPLY < <(compgen -W "$(perdurectl list 2>/dev/null | awk 'NR > 1 { print $1 }')" -- "$cur")
 		fi

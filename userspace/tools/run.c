@@ -22,6 +22,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/prctl.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
@@ -50,7 +51,7 @@ extern char **environ;
 
 static struct {
 	int child_id;
-	bool try, keep, keeper, in_place, children, no_ports;
+	bool try, keep, keeper, in_place, children, no_ports, core, no_core;
 	unsigned int delay_ms;
 	const char *pid_file;
 	const char *again;		/* what the program was started with, from an earlier generation of us */
@@ -58,7 +59,8 @@ static struct {
 	const char *listen[MAX_LISTEN];
 	int listens;
 	struct restart_policy policy;
-} opt = { .delay_ms = 100 };
+	unsigned int core_mib;
+} opt = { .delay_ms = 100, .core_mib = 1024 };
 
 static struct start start;
 static char **arguments;		/* from "run" on */
@@ -72,7 +74,9 @@ static void usage(FILE *to)
 	      "  -t, --interval MS        in so many milliseconds (60000)\n"
 	      "  -q, --quarantine       once more, when the same connection is the suspect again\n"
 	      "  -e, --on-exit          an exit status other than 0 is a fault, too\n"
-	      "  -c, --core             leave a core dump at each restart\n"
+	      "  -c, --core             leave a core dump at each restart, whatever the soft limit says (unless that is 0, it is so)\n"
+	      "  -m, --core-max MIB     of at most so many MiB (1024)\n"
+	      "  -N, --no-core          leave none\n"
 	      "  -H, --heartbeat MS     for a program that calls perdure_heartbeat(2) at least so often\n"
 	      "  -l, --listen [HOST:]PORT\n"
 	      "                         a listening socket, handed over as systemd does (LISTEN_FDS); repeat for more\n"
@@ -116,6 +120,8 @@ static int options(int argc, char **argv)
 		{ "quarantine", no_argument, NULL, 'q' },
 		{ "on-exit", no_argument, NULL, 'e' },
 		{ "core", no_argument, NULL, 'c' },
+		{ "core-max", required_argument, NULL, 'm' },
+		{ "no-core", no_argument, NULL, 'N' },
 		{ "heartbeat", required_argument, NULL, 'H' },
 		{ "listen", required_argument, NULL, 'l' },
 		{ "pid-file", required_argument, NULL, 'p' },
@@ -135,7 +141,7 @@ static int options(int argc, char **argv)
 	int c;
 
 	/* "+": the program's options are not ours */
-	while ((c = getopt_long(argc, argv, "+i:b:t:qecH:l:p:d:CPkIKnh", names, NULL)) != -1) {
+	while ((c = getopt_long(argc, argv, "+i:b:t:qecm:NH:l:p:d:CPkIKnh", names, NULL)) != -1) {
 		switch (c) {
 		case 'i':
 			opt.child_id = number("--child-id", optarg, INT_MIN, INT_MAX);
@@ -153,7 +159,13 @@ static int options(int argc, char **argv)
 			p->flags |= RESTART_ON_EXIT;
 			break;
 		case 'c':
-			p->flags |= RESTART_CORE;
+			opt.core = true;
+			break;
+		case 'm':
+			opt.core_mib = number("--core-max", optarg, 1, 1 << 30);
+			break;
+		case 'N':
+			opt.no_core = true;
 			break;
 		case 'H':
 			p->heartbeat_ns = number("--heartbeat", optarg, 1, 86400000) * 1000000ull;
@@ -207,6 +219,8 @@ static int options(int argc, char **argv)
 		p->burst = p->burst ? p->burst : 1;
 		p->interval_ms = p->interval_ms ? p->interval_ms : 60000;
 	}
+	if (opt.core && opt.no_core)
+		errx(USAGE, "--core: not with --no-core");
 	if (opt.keeper && (opt.keep || opt.in_place))
 		errx(USAGE, "--keeper: not with --keep or --in-place");
 	if (opt.keep && (opt.pid_file || opt.children || opt.no_ports))
@@ -258,11 +272,27 @@ static bool is_privileged(const char *path)
 
 /* ---- files ---- */
 
+/* One that listens, or -1 */
+static int listener(const struct addrinfo *ai, bool both)
+{
+	int s = socket(ai->ai_family, ai->ai_socktype | SOCK_CLOEXEC, ai->ai_protocol), on = 1, error;
+
+	if (s >= 0 && !setsockopt(s, SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on)) &&
+	    (!both || !setsockopt(s, IPPROTO_IPV6, IPV6_V6ONLY, &(int){ 0 }, sizeof(int))) &&
+	    !bind(s, ai->ai_addr, ai->ai_addrlen) && !listen(s, SOMAXCONN))
+		return s;
+	error = errno;
+	if (s >= 0)
+		close(s);
+	errno = error;
+	return -1;
+}
+
 static void listen_on(const char *where, int fd)
 {
 	char *host = strdup(where), *port = strrchr(host, ':');
 	struct addrinfo hints = { .ai_family = AF_UNSPEC, .ai_socktype = SOCK_STREAM, .ai_flags = AI_PASSIVE }, *ai;
-	int s, on = 1, error;
+	int s = -1, error;
 
 	if (port)
 		*port++ = 0;
@@ -273,19 +303,34 @@ static void listen_on(const char *where, int fd)
 		host[strlen(host) - 1] = 0;
 		host++;
 	}
+	if (host && !*host)
+		host = NULL;
 	/* It would take the last 16 bits of any number. */
 	if (isdigit((unsigned char)*port) && port[strspn(port, "0123456789")] == 0)
 		number("--listen", port, 1, 65535);
-	error = getaddrinfo(host && *host ? host : NULL, port, &hints, &ai);
-	if (error)
-		errx(FAILED, "--listen %s: %s", where, gai_strerror(error));
 	if (fcntl(fd, F_GETFD) >= 0)
 		errx(FAILED, "--listen %s: descriptor %d, where it belongs, is in use: start perdurectl without it", where, fd);
-	s = socket(ai->ai_family, ai->ai_socktype | SOCK_CLOEXEC, ai->ai_protocol);
-	if (s < 0 || setsockopt(s, SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on)) || bind(s, ai->ai_addr, ai->ai_addrlen) ||
-	    listen(s, SOMAXCONN))
-		err(FAILED, "--listen %s", where);
-	freeaddrinfo(ai);
+	/* Without a host, IPv6 and IPv4 by one socket, as systemd does it; IPv4 alone where there is nothing else */
+	hints.ai_family = host ? AF_UNSPEC : AF_INET6;
+	error = getaddrinfo(host, port, &hints, &ai);
+	if (!error) {
+		s = listener(ai, !host);
+		if (s < 0 && (host || (errno != EAFNOSUPPORT && errno != EADDRNOTAVAIL)))
+			err(FAILED, "--listen %s", where);
+		freeaddrinfo(ai);
+	}
+	if (s < 0 && !host) {
+		hints.ai_family = AF_INET;
+		error = getaddrinfo(NULL, port, &hints, &ai);
+		if (!error) {
+			s = listener(ai, false);
+			if (s < 0)
+				err(FAILED, "--listen %s", where);
+			freeaddrinfo(ai);
+		}
+	}
+	if (error)
+		errx(FAILED, "--listen %s: %s", where, gai_strerror(error));
 	if (s == fd ? fcntl(s, F_SETFD, 0) < 0 : dup2(s, fd) < 0 || close(s))
 		err(FAILED, "--listen %s", where);
 }
@@ -350,6 +395,9 @@ static void enroll(const char *path, char **argv)
 	if (perdure_setpolicy(&opt.policy, sizeof(opt.policy))) {
 		const char *why = "this kernel knows no policies: it is older than this program";
 
+		/* Nobody has asked for one */
+		if (opt.policy.flags == RESTART_CORE && !opt.policy.heartbeat_ns && !opt.core)
+			return;
 		if (errno == EINVAL)
 			why = "this kernel does not know this policy (--quarantine needs CONFIG_ZLR_IO)";
 		else if (errno != ENOSYS && errno != EPERM && errno != EOPNOTSUPP)
@@ -540,6 +588,29 @@ static void again(void)
 	launch(&start, ports, nr_ports, 0);
 }
 
+/*
+ * A fault leaves with us what it would leave without us: a core dump where the soft limit allows for one, but none that fills a
+ * disk. The program and its children have that limit, too.
+ */
+static void limit_core(void)
+{
+	const rlim_t max = (rlim_t)opt.core_mib << 20;
+	struct rlimit limit;
+
+	if (getrlimit(RLIMIT_CORE, &limit))
+		err(FAILED, "RLIMIT_CORE");
+	if (opt.no_core)
+		limit.rlim_cur = 0;
+	else if (opt.core || limit.rlim_cur > max)
+		limit.rlim_cur = max < limit.rlim_max ? max : limit.rlim_max;
+	if (setrlimit(RLIMIT_CORE, &limit))
+		err(FAILED, "RLIMIT_CORE");
+	if (opt.core && !limit.rlim_cur)
+		warnx("--core: the hard limit of core dumps is 0 (LimitCORE=, ulimit -H -c): there will be none");
+	if (limit.rlim_cur)
+		opt.policy.flags |= RESTART_CORE;
+}
+
 static uint64_t default_interval(void)
 {
 	FILE *f = fopen("/proc/sys/kernel/restart/min_interval_ms", "re");
@@ -563,6 +634,7 @@ int run(int argc, char **argv)
 	program = argv + options(argc, argv);
 	if (opt.again)
 		again();
+	limit_core();
 	opt.path = find(*program);
 	privileged = is_privileged(opt.path);
 	if (privileged && !opt.try)

@@ -11,13 +11,13 @@
 
 #include "verdicts.h"
 
-#define PLACES		2
+#define PLACES		3
 #define FILE_MAX	(1u << 20)	/* another one is begun long before */
 
 /* NULL: none */
 static const char *place(unsigned int number)
 {
-	static const char *const places[PLACES] = { "/run/replay", "/run/takeover" };
+	static const char *const places[PLACES] = { "/run/replay", "/run/takeover", KEEPERS };
 	const char *set = getenv("PERDURE_VERDICTS");
 
 	return !set || !*set ? places[number] : number ? NULL : set;
@@ -91,14 +91,22 @@ void verdicts_read(uint64_t since, void (*see)(char *line))
 		read_place(place(i), since, see);
 }
 
-int verdicts_watch(void)
+bool verdicts_watch_more(int fd)
 {
-	int fd = inotify_init1(IN_CLOEXEC | IN_NONBLOCK);
 	bool any = false;
 
-	for (unsigned int i = 0; fd >= 0 && i < PLACES && place(i); i++)
+	for (unsigned int i = 0; i < PLACES && place(i); i++)
 		any |= inotify_add_watch(fd, place(i), IN_MODIFY | IN_CREATE | IN_MOVED_TO) >= 0;
-	if (fd >= 0 && !any) {
+	return any;
+}
+
+int verdicts_watch(bool wait)
+{
+	int fd = inotify_init1(IN_CLOEXEC | IN_NONBLOCK);
+
+	if (fd >= 0 && wait)
+		inotify_add_watch(fd, "/run", IN_CREATE | IN_MOVED_TO);
+	if (fd >= 0 && !verdicts_watch_more(fd) && !wait) {
 		close(fd);
 		fd = -1;
 	}

@@ -13,9 +13,12 @@ import struct
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "hygiene"))
 import ktap  # noqa: E402
@@ -191,10 +194,19 @@ def refusals() -> Iterator[str]:
     yield from run(status=2, says="usage")
     yield from run("show", status=2, says="process id")
     yield from run("show", "abc", status=2, says="not a process id")
-    yield from run("show", "999999", status=1, says="no process 999999")
+    yield from run("show", "999999", status=5, says="no process 999999")
     yield from run("list", "x", status=2, says="show PID")
     yield from run("log", "-n", "0", status=2, says="not a number")
     yield from run("list", "-n", "1", status=2, says="for log")
+    yield from run("watch", "--exit-code", status=2, says="for log")
+    yield from run("log", "--journal", status=2, says="for watch")
+    yield from run("log", "--hook", "true", status=2, says="for watch")
+    yield from run("show", "--since", "1", "1", status=2, says="--since is for")
+    for seq in "x", "-1", "":
+        yield from run("log", "--since", seq, status=2, says="not the seq")
+    yield from run("watch", "--since", "1", "--cursor-file", "x", status=2, says="has the number")
+    yield from run("run", "--core", "--no-core", "true", status=2, says="--core: not with")
+    yield from run("run", "--core-max", "0", "true", status=2, says="--core-max 0: not a number")
     # A program with privileges that its starter has not: a user, a group, a capability (effective and permitted, CAP_NET_BIND_SERVICE)
     gains = program("", "gains")
     shutil.copy(STATIC, gains)
@@ -251,7 +263,7 @@ def switched_off() -> Iterator[str]:
 def checks() -> Iterator[str]:
     told = json.loads(ctl("check", "--json").stdout)
     known = {"abi": told["abi"], "enabled": 1, "min_interval_ms": 0, "cap_burst": 64, "cap_interval_ms": 0,
-             "held_bytes_max": 1048576}
+             "stable_ms": 10000, "held_bytes_max": 1048576}
     yield from differ("check --json", told, known)
     yield from differ("check", dict(line.split() for line in ctl("check").stdout.splitlines()),
                       {name: str(value) for name, value in told.items()})
@@ -275,15 +287,21 @@ def tells() -> Iterator[str]:
                 "interval_ms": 90000, "left": 2, "policy": ["limit", "quarantine"], "pid": process.pid}
         for one in (*listed, shown):
             yield from differ("told", {key: one.get(key) for key in want}, want)
-            yield from differ("path", one["path"], name.encode().decode("latin-1"))
+            yield from differ("path", one["path"], name)
+            yield from differ("times", (type(one["fault_time_ns"]), one["fault_age_ns"] > one["age_ns"] > 0, one["downtime_ns"] > 0),
+                              (str, True, True))
             yield from differ("argv", one["argv"][1:], ["two words", "", "\t", "-", ""])
         text = ctl("show", process.pid).stdout
-        yield from differ("show", dict(re.findall(r"^(\w+) +(.*)$", text, re.M))["generation"], "2")
+        said = dict(re.findall(r"^(\w+) +(.*)$", text, re.M))
+        yield from differ("show", (said["generation"], said["path"]), ("2", name.replace("\\", "\\134").replace(" ", "\\040")))
+        yield from differ("show, times", bool(re.fullmatch(r"\d+ \([\d.]+ (us|ms|s)\)", said["age_ns"])), True)
         lines = ctl("list").stdout.splitlines()
         yield from differ("list", [len(lines), lines[1].split()[0]], [2, str(process.pid)])
+        yield from differ("list, times", bool(re.search(r"( +[\d.]+ (us|ms|s)){3}  - +limit quarantine$", lines[1])), True)
         other = ctl("show", process.pid, "--json", user=NOBODY, group=NOBODY)
         yield from differ("for others", "path" in json.loads(other.stdout), False)
-        yield from run("show", "1", status=0, says="process 1 is not registered")
+        yield from run("show", "1", status=5, says="process 1 is not registered")
+        yield from differ("show --json", ctl("show", "1", "--json").returncode, 5)
     finally:
         process.kill()
         process.wait()
@@ -293,13 +311,13 @@ def names() -> Iterator[str]:
     """A process may call itself what it likes: as JSON that is it, in words it does not reach the terminal."""
     shutil.copy("/bin/sh", Path(scratch) / "7")
     stops = "import ctypes, os, signal; ctypes.CDLL(None).prctl(15, %r, 0, 0, 0); os.kill(os.getpid(), signal.SIGSTOP)"
-    for comm in (b"7", b"a\\101 \\", b"\x1b[31m\xc3\xa9", b"two\nlines\n"):
+    for comm in (b"7", b"a\\101 \\", b"\x1b[31m\xc3\xa9", b"two\nlines\n", b"\xff\xc0\xaf\xed\xa0\x80", b"\xe2\x80\xae\xc2\x9b"):
         process = subprocess.Popen([CTL, "run", "--keep", sys.executable, "-c", stops % comm])
         try:
             os.waitid(os.P_PID, process.pid, os.WSTOPPED)
             for one in (*json.loads(ctl("list", "--json").stdout), json.loads(ctl("show", process.pid, "--json").stdout)):
-                yield from differ("comm", one["comm"], comm.decode("latin-1"))
-            text = re.sub(rb"[^ -~]", b"?", comm).decode()
+                yield from differ("comm", one["comm"], comm.decode(errors="replace"))
+            text = re.sub("[^ -~\u00e9]", "?", comm.decode(errors="replace"))
             yield from differ("show", re.findall(r"^comm +(.*)$", ctl("show", process.pid).stdout, re.M), [text])
             yield from differ("list", f"  {text}  " in ctl("list").stdout, True)
         finally:
@@ -348,6 +366,285 @@ def log() -> Iterator[str]:
     yield from differ("for others", ctl("log", "--json", user=NOBODY, group=NOBODY).stdout, "")
 
 
+def sequels() -> Iterator[str]:
+    """What becomes of a restart, of a program that is run, by its own name; numbers that every reader of JSON can have."""
+    (SYSCTL / "stable_ms").write_text("60000")
+    seen = len(ctl("log", "--json").stdout.splitlines())
+    once = "import os, sys, time\nif not os.path.exists(sys.argv[1]):\n open(sys.argv[1], 'w')\n os.kill(os.getpid(), 11)\n"
+    try:
+        ended = subprocess.run([CTL, "run", "--in-place", sys.executable, "-c", once + "os._exit(3)", Path(scratch) / "s1"], timeout=60)
+        (SYSCTL / "stable_ms").write_text("1000")
+        stable = subprocess.Popen([CTL, "run", "--in-place", sys.executable, "-c", once + "time.sleep(60)", Path(scratch) / "s2"])
+        want = [("restarted", "fault"), ("ended", "exited"), ("restarted", "fault"), ("stable", "fault")]
+        for _ in range(600):
+            told = [json.loads(line) for line in ctl("log", "--json").stdout.splitlines()][seen:]
+            if len(told) == len(want):
+                break
+            time.sleep(0.1)
+        stable.kill()
+        stable.wait()
+    finally:
+        (SYSCTL / "stable_ms").write_text("10000")
+    yield from differ("status", ended.returncode, 3)
+    yield from differ("records", [(one["outcome"], one["cause"]) for one in told], want)
+    yield from differ("names", {one["comm"] for one in told}, {Path(sys.executable).name[:15]})
+    yield from differ("moments", {type(one[key]) for one in told for key in ("time_ns", "mono_ns")}, {str})
+    yield from differ("numbers", {key for one in told for key, value in one.items() if isinstance(value, int) and abs(value) > 2**53}, set())
+    yield from differ("ages", (told[1]["age_ns"] > 0, told[3]["age_ns"] >= 980_000_000), (True, True))
+    words = ctl("log").stdout.splitlines()[seen:]
+    for line, says in zip(words, (r"SIGSEGV  restart: generation 2 after \d+ us, having lived for [\d.]+ (ms|s)$",
+                                  r"ended: generation 2, by exit 3, [\d.]+ (ms|s) after its start$", "SIGSEGV  restart: ",
+                                  r"stable: generation 2 has lived for (\d{3} ms|[\d.]+ s)$")):
+        if not re.search(says, line):
+            yield f"in words: {line!r}, not {says!r}"
+
+
+def faults(number: int) -> None:
+    """So many records."""
+    for _ in range(number):
+        subprocess.run([CTL, "run", "--keep", "-b", "1", "sh", "-c", "kill -SEGV $$"], timeout=60, check=False)
+
+
+@contextmanager
+def watching(*args: object, **more: Any) -> Iterator[subprocess.Popen[str]]:
+    process = subprocess.Popen([CTL, "watch", *map(str, args)], stdout=subprocess.PIPE, text=True, **more)
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def take(process: subprocess.Popen[str], number: int) -> list[dict[str, Any]]:
+    assert process.stdout
+    # What does not come is a failure, and not the end of all tests
+    timer = threading.Timer(120, process.kill)
+    timer.start()
+    try:
+        return [json.loads(process.stdout.readline()) for _ in range(number)]
+    finally:
+        timer.cancel()
+
+
+def since() -> Iterator[str]:
+    """Who watches from a number on, or from where the last one was, misses nothing and gets nothing twice; what is overwritten is told."""
+    faults(2)       # a restart and a death each
+    records = [json.loads(line) for line in ctl("log", "--json").stdout.splitlines()]
+    last = records[-1]["seq"]
+    with watching("--json", "--since", last - 2) as watch:
+        yield from differ("watch --since", take(watch, 2), records[-2:])
+        faults(1)
+        yield from differ("goes on", [one["seq"] for one in take(watch, 2)], [last + 1, last + 2])
+    last += 2
+    yield from differ("log --since", [json.loads(line)["seq"] for line in ctl("log", "--json", "--since", last - 1).stdout.splitlines()], [last])
+    yield from differ("--exit-code", [ctl("log", "-x", "-s", number).returncode for number in (last - 1, last)], [6, 0])
+    yield from run("log", "--since", last, status=0, says="no fault .* since then")
+
+    cursor = Path(scratch) / "cursor"
+    boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    with watching("--json", "--cursor-file", cursor) as watch:
+        yield from differ("from the first", [one["seq"] for one in take(watch, len(records) + 2)][-2:], [last - 1, last])
+        for _ in range(300):
+            if cursor.read_text().split()[:2] == [boot, str(last)]:
+                break
+            time.sleep(0.1)
+        else:
+            yield f"the cursor is {cursor.read_text()}, not {boot} {last}"
+    faults(1)
+    with watching("--json", "--cursor-file", cursor) as watch:
+        yield from differ("from the cursor", [one["seq"] for one in take(watch, 2)], [last + 1, last + 2])
+    # Numbers of another boot say nothing
+    cursor.write_text(f"{'0' * 36} 1000000 0\n")
+    with watching("--json", "--cursor-file", cursor) as watch:
+        yield from differ("another boot", take(watch, 1)[0]["seq"], records[0]["seq"])
+    cursor.write_text("garbage")
+    yield from run("watch", "--cursor-file", cursor, status=1, says="not what perdurectl writes")
+    yield from run("watch", "--cursor-file", "/nonexistent/x", status=1, says="/nonexistent/x")
+
+    # One that stands still while the log is overwritten
+    last += 2
+    with watching("--json", "--since", last) as watch, watching("--since", last) as words:
+        faults(1)
+        take(watch, 2)
+        assert words.stdout
+        words.stdout.readline(), words.stdout.readline()
+        for process in watch, words:
+            process.send_signal(signal.SIGSTOP)
+        faults(135)
+        for process in watch, words:
+            process.send_signal(signal.SIGCONT)
+        gap, first = take(watch, 2)
+        yield from differ("gap", (gap["outcome"], gap["seq"], gap["missing"]), ("missing", first["seq"] - 1, first["seq"] - 1 - (last + 2)))
+        yield from differ("so many", gap["missing"] >= 14, True)
+        line = words.stdout.readline()
+        yield from differ("in words", f"  {gap['missing']} records are missing" in line, True)
+    # Others have gaps all the time: what is not for them
+    with watching("--json", user=NOBODY, group=NOBODY) as watch:
+        time.sleep(1)
+        faults(1)
+        own = subprocess.Popen([CTL, "run", "-b", "1", "--keep", "sh", "-c", "kill -SEGV $$"], user=NOBODY, group=NOBODY)
+        own.wait(60)
+        yield from differ("another's", [one["outcome"] for one in take(watch, 2)], ["restarted", "limit"])
+
+
+def afresh() -> Iterator[str]:
+    """What could not be restarted in its process, and is started by its keeper: told, too."""
+    (SYSCTL / "stable_ms").write_text("60000")
+    done = Path(scratch) / "done"
+    text = f"import os\nif os.path.exists('{done}'):\n os._exit(4)\nopen('{done}', 'w')\nos.setuid({NOBODY})\nos.kill(os.getpid(), 11)\n"
+    try:
+        with watching("--json") as watch, watching() as words:
+            time.sleep(1)
+            process = subprocess.Popen([CTL, "run", "--keeper", "-b", "3", "--", sys.executable, "-c", text], stderr=subprocess.DEVNULL)
+            yield from differ("status", process.wait(60), 4)
+            told = take(watch, 3)
+            assert words.stdout
+            said = [words.stdout.readline() for _ in range(3)]
+    finally:
+        (SYSCTL / "stable_ms").write_text("10000")
+    yield from differ("told", [(one["outcome"], one["cause"]) for one in told], [("restarted", "fault"), ("ended", "cleared"), ("afresh", "changed")])
+    yield from differ("who", (told[2]["comm"], told[2]["pid"] > told[0]["pid"]), (Path(sys.executable).name[:15], True))
+    for line, says in zip(said, ("restart: generation 2", "generation 2 is registered no longer, ", f"restart: started afresh, as process {told[2]['pid']}")):
+        if says not in line:
+            yield f"in words: {line!r}, not {says!r}"
+
+
+def hook() -> Iterator[str]:
+    """A command for each record, with what is in it; one that fails or hangs is not waited for."""
+    out = Path(scratch) / "hook"
+    name = program("#!/bin/sh\nkill -SEGV $$\n", 'k "x" $(id) \u00e9')
+    with watching("--hook", f"env >>{out}; echo END >>{out}; exit 3", stderr=subprocess.PIPE) as watch:
+        time.sleep(1)
+        process = subprocess.Popen([CTL, "run", "--keep", "-b", "1", name])
+        process.wait(60)
+        assert watch.stderr
+        yield from differ("said", [watch.stderr.readline().split(": ")[-1] for _ in range(2)], ["status 3\n"] * 2)
+    first, second, _ = out.read_text().split("END\n")
+    told = dict(line.split("=", 1) for line in first.splitlines() if line.startswith("PERDURE_"))
+    yield from differ("environment", {key: told.get(f"PERDURE_{key}") for key in ("PID", "OUTCOME", "SIGNO", "COMM", "PATH", "GENERATION")},
+                      {"PID": str(process.pid), "OUTCOME": "restarted", "SIGNO": "11", "COMM": Path(name).name[:15], "PATH": name, "GENERATION": "2"})
+    yield from differ("message", f"[{process.pid}]  SIGSEGV  restart: generation 2 after" in told["PERDURE_MESSAGE"], True)
+    yield from differ("second", "PERDURE_OUTCOME=limit\n" in second, True)
+
+
+def journal() -> Iterator[str]:
+    """Entries of the journal: what its protocol says, with the service's unit; systemd's own program has them, where there is one."""
+    place = Path("/run/systemd/journal")
+    place.mkdir(parents=True, exist_ok=True)
+    group = Path(scratch) / "cgroup"
+    group.mkdir()
+    subprocess.run(["mount", "-t", "cgroup2", "none", group], check=True)
+    unit = group / "test.slice" / "kept.service" / "other.service"
+    unit.mkdir(parents=True)
+    text = f"echo 0 >{unit}/cgroup.procs; exec $0 run --keep -b 1 sh -c 'kill -SEGV $$'"
+    want = {"MESSAGE_ID": "9b6c7f1d2e0a4c3f8d5be1a70c94f263", "SYSLOG_IDENTIFIER": "perdure", "OBJECT_SYSTEMD_UNIT": "kept.service",
+            "PERDURE_CGROUP": "/test.slice/kept.service/other.service", "PERDURE_UNIT": "kept.service", "PERDURE_COMM": "sh"}
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as server:
+        server.bind(str(place / "socket"))
+        server.settimeout(60)
+        with watching("--journal") as watch:
+            time.sleep(1)
+            subprocess.run(["sh", "-c", text, CTL], timeout=60, check=False)
+            for outcome, level in (("restarted", "4"), ("limit", "3")):
+                data, fields = server.recv(65536), {}
+                while data:
+                    key, rest = data.split(b"\n", 1)
+                    size = int.from_bytes(rest[:8], "little")
+                    fields[key.decode()], data = rest[8:8 + size].decode(), rest[9 + size:]
+                yield from differ("fields", {key: fields.get(key) for key in want}, want)
+                yield from differ("outcome", (fields["PERDURE_OUTCOME"], fields["PRIORITY"]), (outcome, level))
+                yield from differ("message", fields["MESSAGE"].startswith("kept.service  sh["), True)
+            yield from differ("status", watch.poll(), None)
+    (place / "socket").unlink()
+    daemon = Path("/lib/systemd/systemd-journald")
+    if daemon.exists():
+        server = subprocess.Popen([daemon])
+        for _ in range(300):
+            if (place / "socket").exists():
+                break
+            time.sleep(0.1)
+        with watching("--journal"):
+            time.sleep(1)
+            subprocess.run(["sh", "-c", text, CTL], timeout=60, check=False)
+            entries: list[str] = []
+            for _ in range(300):
+                entries = subprocess.run(["journalctl", "-u", "kept.service", "-o", "cat"], capture_output=True, text=True).stdout.splitlines()
+                if len(entries) == 2:
+                    break
+                time.sleep(0.1)
+        server.terminate()
+        server.wait()
+        yield from differ("journalctl -u", [" generation 2 after " in entries[0], " dead: " in entries[1]] if len(entries) == 2 else entries, [True, True])
+    subprocess.run(["umount", "-l", group], check=True)
+
+
+def dual() -> Iterator[str]:
+    """--listen without a host: IPv6 and IPv4; where there is no IPv6, IPv4."""
+    text = "import socket, sys; s = socket.socket(fileno=3); print(s.family.name, s.getsockname()[1], flush=True)\nwhile 1: c, _ = s.accept(); c.sendall(b'y')"
+    for where in str(PORT), f":{PORT}":
+        server = subprocess.Popen([CTL, "run", "-l", where, sys.executable, "-c", text], stdout=subprocess.PIPE, text=True)
+        assert server.stdout
+        yield from differ("family", server.stdout.readline().split(), ["AF_INET6", str(PORT)])
+        for host in "127.0.0.1", "::1":
+            with socket.create_connection((host, PORT), timeout=60) as client:
+                yield from differ(host, client.recv(1), b"y")
+        server.kill()
+        server.communicate()
+    # What socket(2) says where the kernel has no IPv6
+    done = subprocess.run([sys.executable, "-c", WITHOUT_IPV6, CTL, "run", "--try", "--in-place", "-l", str(PORT), sys.executable, "-c",
+                           text.split("\n")[0]], capture_output=True, text=True, timeout=60)
+    yield from differ("without IPv6", done.stdout.split(), ["AF_INET", str(PORT)])
+
+
+# A seccomp filter: socket(AF_INET6, ...) fails with EAFNOSUPPORT
+WITHOUT_IPV6 = """
+import ctypes, os, platform, struct, sys
+number = {"x86_64": 41, "aarch64": 198}[platform.machine()]
+code = b"".join(struct.pack("HBBI", *i) for i in ((0x20, 0, 0, 0), (0x15, 0, 3, number), (0x20, 0, 0, 16), (0x15, 0, 1, 10),
+                                                  (0x06, 0, 0, 0x50000 | 97), (0x06, 0, 0, 0x7fff0000)))
+room = ctypes.create_string_buffer(code)
+libc = ctypes.CDLL(None, use_errno=True)
+assert not libc.prctl(38, 1, 0, 0, 0)
+assert not libc.prctl(22, 2, struct.pack("HxxxxxxP", len(code) // 8, ctypes.addressof(room))), os.strerror(ctypes.get_errno())
+os.execv(sys.argv[1], sys.argv[1:])
+"""
+
+
+def cores() -> Iterator[str]:
+    """A core dump as the soft limit has it, but of 1 GiB at most; --core-max; --core in spite of the limit; --no-core."""
+    pattern = Path("/proc/sys/kernel/core_pattern")
+    before = pattern.read_text()
+    pattern.write_text(f"{scratch}/dump")
+    dump = Path(scratch) / "dump"
+    text = f"ulimit -Sc; [ -e {scratch}/dumped ] && exit 6; echo >{scratch}/dumped; kill -SEGV $$"
+    unlimited, gib, mib = resource.RLIM_INFINITY, 1 << 30, 1 << 20
+    try:
+        for soft, hard, options, limit, size in ((unlimited, unlimited, [], gib, "some"), (0, unlimited, [], 0, None),
+                                                 (3 * mib, unlimited, [], 3 * mib, "some"), (unlimited, unlimited, ["--no-core"], 0, None),
+                                                 (0, unlimited, ["--core"], gib, "some"), (0, 2 * mib, ["--core"], 2 * mib, "some"),
+                                                 (unlimited, unlimited, ["--core-max", "1"], mib, mib)):
+            for path in (Path(scratch) / "dumped", *Path(scratch).glob("dump*")):
+                path.unlink(missing_ok=True)
+            # More memory than 1 MiB, to be cut
+            what = ["sh", "-c", text] if size != mib else [sys.executable, "-c", f"import os\nx = os.urandom(4 << 20)\nos.execlp('sh', 'sh', '-c', {text!r}) "
+                                                          f"if os.path.exists('{scratch}/dumped') else (open('{scratch}/dumped', 'w'), os.abort())"]
+            done = ctl("run", "--delay", 0, *options, "--", *what, preexec_fn=lambda s=soft, h=hard: resource.setrlimit(resource.RLIMIT_CORE, (s, h)))
+            told = done.stdout.split()
+            yield from differ(f"{options}, {soft}: status", done.returncode, 6)
+            # In units of 512 bytes; by the first generation and the second
+            yield from differ(f"{options}, {soft}: limit", set(told), {str(limit // 512)})
+            files = list(Path(scratch).glob("dump*"))
+            files = [path for path in files if path.name != "dumped"]
+            yield from differ(f"{options}, {soft}: cores", len(files), 1 if size else 0)
+            if size == mib:
+                yield from differ("cut", 0 < files[0].stat().st_size <= mib, True)
+    finally:
+        pattern.write_text(before)
+    yield from run("run", "--core", "true", status=0, says="hard limit of core dumps is 0",
+                   preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_CORE, (0, 0)))
+    assert dump
+
+
 def exit_policy() -> Iterator[str]:
     """--on-exit: a status is a fault, 0 is none."""
     script = program("#!/bin/sh\necho $$ >>$TMP/exits; exit $(wc -l <$TMP/exits | grep -vx 3 || echo 0)\n", "exits.sh")
@@ -387,9 +684,10 @@ def drop_in() -> Iterator[str]:
 
 def completion() -> Iterator[str]:
     """bash offers commands, options and programs."""
-    for words, want in ((["li"], ["list"]), (["--j"], ["--json"]), (["run", "--no"], ["--no-ports"]), (["run", "--", "perdurec"], ["perdurectl"]),
+    for words, want in ((["li"], ["list"]), (["--j"], ["--json"]), (["run", "--no-p"], ["--no-ports"]), (["run", "--", "perdurec"], ["perdurectl"]),
                         (["run", "-i", "3", "perdurec"], ["perdurectl"]), (["run", "sh", "/etc/passw"], ["/etc/passwd", "/etc/passwd-"]),
-                        (["log", "--l"], ["--lines"]), (["show", "--l"], [])):
+                        (["log", "--l"], ["--lines"]), (["show", "--l"], []),
+                        (["watch", "--h"], ["--hook"]), (["watch", "--j"], ["--journal", "--json"]), (["run", "--core"], ["--core", "--core-max"])):
         line = " ".join(f"'{w}'" for w in ["perdurectl", *words])
         done = subprocess.run(["bash", "-c", f'. "{COMPLETION}"; COMP_WORDS=({line}); COMP_CWORD={len(words)}; _perdurectl; printf "%s\\n" "${{COMPREPLY[@]}}"'],
                               capture_output=True, text=True)
@@ -399,7 +697,7 @@ def completion() -> Iterator[str]:
 
 def main() -> int:
     (SYSCTL / "min_interval_ms").write_text("0")
-    return ktap.run(checks, tells, names, log, restarts, servers, limits, moved, refusals, switched_off, exit_policy, policies, drop_in, completion)
+    return ktap.run(checks, tells, names, log, sequels, since, afresh, hook, journal, dual, cores, restarts, servers, limits, moved, refusals, switched_off, exit_policy, policies, drop_in, completion)
 
 
 if __name__ == "__main__":
