@@ -5,6 +5,7 @@
 
 #include "../lib/t.h"
 
+#include <linux/tls.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <sys/un.h>
@@ -18,6 +19,7 @@ enum {
 	TTY = 16,
 	INET = 32,
 	PIPE = 64,
+	TLS = 128,
 };
 
 struct kind {
@@ -103,6 +105,58 @@ static void open_udp6(int fd[2])
 	open_inet(fd, AF_INET6, SOCK_DGRAM);
 }
 
+#ifndef SOL_TLS
+#define SOL_TLS	282
+#endif
+
+/* Both directions have the same keys, which is good enough for a test. */
+static T_UNUSED bool set_keys(int fd, int version, int type, int direction)
+{
+	union {
+		struct tls_crypto_info info;
+		struct tls12_crypto_info_aes_gcm_128 gcm128;
+		struct tls12_crypto_info_aes_gcm_256 gcm256;
+		struct tls12_crypto_info_chacha20_poly1305 chacha;
+	} keys;
+	size_t size = type == TLS_CIPHER_AES_GCM_128 ? sizeof(keys.gcm128) :
+		      type == TLS_CIPHER_AES_GCM_256 ? sizeof(keys.gcm256) : sizeof(keys.chacha);
+
+	memset(&keys, 0, sizeof(keys));
+	memset((char *)&keys + sizeof(keys.info), 'k', size - sizeof(keys.info) - 8);
+	keys.info.version = version;
+	keys.info.cipher_type = type;
+	return !setsockopt(fd, SOL_TLS, direction, &keys, size);
+}
+
+static T_UNUSED void use_tls(int fd, int version, int type)
+{
+	T_OK(setsockopt(fd, IPPROTO_TCP, TCP_ULP, "tls", 3));
+	T_ASSERT(set_keys(fd, version, type, TLS_TX));
+	T_ASSERT(set_keys(fd, version, type, TLS_RX));
+}
+
+static void open_tls(int fd[2], int version, int type)
+{
+	open_tcp4(fd);
+	use_tls(fd[0], version, type);
+	use_tls(fd[1], version, type);
+}
+
+static void open_tls12(int fd[2])
+{
+	open_tls(fd, TLS_1_2_VERSION, TLS_CIPHER_AES_GCM_128);
+}
+
+static void open_tls13(int fd[2])
+{
+	open_tls(fd, TLS_1_3_VERSION, TLS_CIPHER_AES_GCM_256);
+}
+
+static void open_chacha(int fd[2])
+{
+	open_tls(fd, TLS_1_3_VERSION, TLS_CIPHER_CHACHA20_POLY1305);
+}
+
 static void open_pty(int fd[2])
 {
 	struct termios tio;
@@ -122,6 +176,9 @@ static const struct kind kinds[] = {
 	{ "unix stream", STREAM | SOCK, open_unix },
 	{ "tcp4", STREAM | SOCK | TCP | INET, open_tcp4 },
 	{ "tcp6", STREAM | SOCK | TCP | INET, open_tcp6 },
+	{ "tls 1.2", STREAM | SOCK | TLS, open_tls12 },
+	{ "tls 1.3", STREAM | SOCK | TLS, open_tls13 },
+	{ "tls 1.3 chacha", STREAM | SOCK | TLS, open_chacha },
 	{ "unix dgram", DGRAM | SOCK, open_unix_dgram },
 	{ "seqpacket", DGRAM | SOCK, open_seqpacket },
 	{ "udp4", DGRAM | SOCK | INET, open_udp4 },

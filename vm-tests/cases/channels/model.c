@@ -149,7 +149,7 @@ static void do_send(void)
 {
 	static unsigned char buf[BUF];
 	int n = dgram() ? rnd(2000) : 1 + rnd(rnd(4) ? 200 : 6000);
-	bool log = rnd(2);
+	bool log = rnd(2), had = avail();
 	ssize_t ret;
 
 	if (dgram() && !rnd(3))
@@ -176,7 +176,9 @@ static void do_send(void)
 	m->sent += dgram() ? 1 : ret;
 	if (log)
 		m->written += ret;
-	m->edge = true;
+	/* TLS tells of a record when those before it have been read. */
+	if (!(kind->flags & TLS) || !had)
+		m->edge = true;
 }
 
 static void do_hread(void)
@@ -236,7 +238,7 @@ static void do_hread(void)
 			CHECK(late() || dlen > (uint64_t)m->nread + got_unread + from_file);
 		} else {
 			CHECK(ret == got_unread + from_file && ret > 0 && ret <= want);
-			if (!(kind->flags & (TCP | TTY)))
+			if (!(kind->flags & (TCP | TTY | TLS)))
 				CHECK(ret == want);
 		}
 		if (ret > 0)
@@ -554,8 +556,11 @@ MODEL(fifo, 1)
 MODEL(unix_stream, 2)
 MODEL(tcp4, 3)
 MODEL(tcp6, 4)
-MODEL(unix_dgram, 5)
-MODEL(seqpacket, 6)
-MODEL(udp4, 7)
-MODEL(udp6, 8)
-MODEL(pty, 9)
+MODEL(tls12, 5)
+MODEL(tls13, 6)
+MODEL(chacha, 7)
+MODEL(unix_dgram, 8)
+MODEL(seqpacket, 9)
+MODEL(udp4, 10)
+MODEL(udp6, 11)
+MODEL(pty, 12)

@@ -852,7 +852,7 @@ T(fault_in_the_middle_of_a_write)
 				T_ASSERT(write(fd, buf, TOTAL) == TOTAL);
 				t_register("sends_the_rest", NULL);
 				T_OK(fcntl(WR, F_SETFL, 0));
-				if (k->flags & TCP)
+				if (k->flags & (TCP | TLS))
 					setsockopt(WR, SOL_SOCKET, SO_SNDBUF, &(int){ 65536 }, sizeof(int));
 				while (off < TOTAL) {
 					if (sendfile)
