@@ -159,6 +159,22 @@ PERDURE_API int perdure_inherited(struct perdure_inherited **list);
 PERDURE_API int perdure_suspect(void);
 
 /*
+ * TLS by the kernel (TCP_ULP "tls"): the keys are in the socket, and outlive a fault with it. See perdure_tls(3).
+ */
+/* by perdure_tls() */
+#define PERDURE_TLS_TX		1	/* the kernel encrypts what is written */
+#define PERDURE_TLS_RX		2	/* the kernel decrypts what is read */
+#define PERDURE_TLS_UNTOUCHED	4	/* nothing has been read or written: a handshake can begin */
+/* of perdure_tls_alert() */
+#define PERDURE_TLS_CLOSE_NOTIFY	0
+#define PERDURE_TLS_UNEXPECTED_MESSAGE	10
+#define PERDURE_TLS_INTERNAL_ERROR	80
+
+PERDURE_API int perdure_tls(int fd);
+PERDURE_API int perdure_tls_alert(int fd, int alert);
+PERDURE_API int perdure_tls_control(int fd);
+
+/*
  * The books of connections, for servers that make an answer again after a fault (replay) and do not write what the client has of it
  * (skip). See perdure_conn(3).
  */
@@ -174,6 +190,7 @@ struct perdure_conn;
 #define PERDURE_CONN_INHERITED	1	/* an old generation has used it */
 #define PERDURE_CONN_ENDED	2	/* it has ended with PERDURE_LAST: close it */
 #define PERDURE_CONN_SUSPECT	4	/* its request has brought two faults: do not execute it again */
+#define PERDURE_CONN_TLS	8	/* the kernel encrypts and decrypts it */
 
 PERDURE_API struct perdure_conns *perdure_conns_open(const char *name, int max, size_t tag_size);
 PERDURE_API void perdure_conns_close(struct perdure_conns *conns);

@@ -31,6 +31,8 @@
 #define STEP		8192
 #define STEPS		16		/* of one write */
 #define RELEASE_SOON	4096		/* bytes that do not wait for the next read */
+#define CONTROL_MAX	8		/* records of TLS that are no data, before some is to come */
+#define TLS_BOTH	(PERDURE_TLS_TX | PERDURE_TLS_RX)
 
 #ifndef SO_COOKIE
 #define SO_COOKIE	57
@@ -315,7 +317,7 @@ static bool inherit(struct perdure_conn *c, const struct io_log *log)
 		c->run_sum = a->run >> 32;
 	}
 	c->number = a->number;
-	c->flags = PERDURE_CONN_INHERITED | (a->flags & ENDED ? PERDURE_CONN_ENDED : 0);
+	c->flags |= PERDURE_CONN_INHERITED | (a->flags & ENDED ? PERDURE_CONN_ENDED : 0);
 	if (c->fd == c->conns->suspect_fd) {
 		if (c->record->suspected == at)
 			c->flags |= PERDURE_CONN_SUSPECT;
@@ -341,10 +343,16 @@ struct perdure_conn *perdure_conn_open(struct perdure_conns *conns, int fd)
 	struct perdure_conn *c;
 	struct io_log log;
 	uint64_t id;
-	int error;
+	int error, tls;
 
 	if (fd < 0 || fd >= conns->max) {
 		errno = fd < 0 ? EBADF : ENOSPC;
+		return NULL;
+	}
+	tls = perdure_tls(fd) & TLS_BOTH;
+	if (tls && tls != TLS_BOTH) {
+		/* What it reads or writes is ciphertext to us, and the keys for that are in the process. */
+		errno = EPROTONOSUPPORT;
 		return NULL;
 	}
 	id = identity(fd);
@@ -355,6 +363,7 @@ struct perdure_conn *perdure_conn_open(struct perdure_conns *conns, int fd)
 		return NULL;
 	c->conns = conns;
 	c->fd = fd;
+	c->flags = tls ? PERDURE_CONN_TLS : 0;
 	c->digest = c->digests;
 	c->run_check = UINT64_MAX;
 	if (!io_plain() && getiolog(fd, &log) && !io_missing())
@@ -410,7 +419,7 @@ size_t perdure_conn_skip(const struct perdure_conn *c)
 	return c->skip > c->done ? c->skip - c->done : 0;
 }
 
-ssize_t perdure_conn_read(struct perdure_conn *c, void *buf, size_t len)
+static ssize_t read_some(struct perdure_conn *c, void *buf, size_t len)
 {
 	ssize_t n = perdure_read(c->fd, buf, len, c->release, 0);
 
@@ -424,6 +433,23 @@ ssize_t perdure_conn_read(struct perdure_conn *c, void *buf, size_t len)
 	if (n >= 0)
 		c->release = 0;
 	return n;
+}
+
+ssize_t perdure_conn_read(struct perdure_conn *c, void *buf, size_t len)
+{
+	ssize_t n;
+	int i;
+
+	for (i = 0; i < CONTROL_MAX; i++) {
+		n = read_some(c, buf, len);
+		if (n >= 0 || errno != EIO || !(c->flags & PERDURE_CONN_TLS))
+			return n;
+		n = perdure_tls_control(c->fd);
+		if (n <= 0)
+			return n;
+	}
+	errno = EPROTO;
+	return -1;
 }
 
 /* @len bytes are there of the answer, which are those of @buf, or of a file. Is it the same answer as far as can be told? */
@@ -502,13 +528,21 @@ static ssize_t write_some(struct perdure_conn *c, const char *p, size_t len)
 	return n;
 }
 
+/* No books: all that is known is whether an answer has begun. */
+static ssize_t unbooked(struct perdure_conn *c, ssize_t n)
+{
+	if (n > 0)
+		c->done += n;
+	return n;
+}
+
 ssize_t perdure_conn_write(struct perdure_conn *c, const void *buf, size_t len)
 {
 	ssize_t put = 0, n;
 	size_t part;
 
 	if (!c->record || !len)
-		return perdure_write(c->fd, buf, len);
+		return unbooked(c, perdure_write(c->fd, buf, len));
 	if (c->broken || c->done < c->skip) {
 		put = skip(c, buf, len);
 		if (put < 0)
@@ -534,7 +568,7 @@ static ssize_t write_to(void *c, const void *buf, size_t len)
 ssize_t perdure_conn_writev(struct perdure_conn *c, const struct iovec *iov, int n)
 {
 	if (!c->record || n <= 0)
-		return perdure_writev(c->fd, iov, n);
+		return unbooked(c, perdure_writev(c->fd, iov, n));
 	return io_writev(iov, n, write_to, c);
 }
 
@@ -569,7 +603,7 @@ ssize_t perdure_conn_sendfile(struct perdure_conn *c, int in_fd, off_t *offset, 
 	off_t at;
 
 	if (!c->record)
-		return perdure_sendfile(c->fd, in_fd, offset, count);
+		return unbooked(c, perdure_sendfile(c->fd, in_fd, offset, count));
 	if (count > SEND_MAX)
 		count = SEND_MAX;
 	at = offset ? *offset : lseek(in_fd, 0, SEEK_CUR);
@@ -631,8 +665,10 @@ int perdure_conn_done(struct perdure_conn *c, size_t len, unsigned int flags)
 		return -1;
 	}
 	c->number++;
-	if (!c->record)
+	if (!c->record) {
+		c->done = 0;
 		return 0;
+	}
 	/* The client has got more than what was made now */
 	if (c->broken || perdure_conn_skip(c))
 		return different(c);
@@ -672,6 +708,9 @@ int perdure_conn_close(struct perdure_conn *c)
 
 	if (!c)
 		return 0;
+	/* Only who has got all that he was to get is told that this is the end. */
+	if (c->flags & PERDURE_CONN_TLS && !c->broken && !c->done && !c->skip)
+		perdure_tls_alert(c->fd, PERDURE_TLS_CLOSE_NOTIFY);
 	/* Another thread may have got the descriptor, and its record, right afterwards */
 	id = c->record ? c->record->id : 0;
 	r = close(c->fd);
