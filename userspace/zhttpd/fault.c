@@ -30,6 +30,7 @@ static const char *const stage_names[] = {
 	[SOME_RESPONSE_SENT] = "some_response_sent",
 	[RESPONSE_SENDING_COMPLETED] = "response_sending_completed",
 	[CONNECTION_CLOSING] = "connection_closing",
+	[TLS_HANDSHAKE] = "tls_handshake",
 };
 
 static struct {

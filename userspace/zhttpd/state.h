@@ -28,6 +28,7 @@ enum http_state {
 	SOME_RESPONSE_SENT,
 	RESPONSE_SENDING_COMPLETED,
 	CONNECTION_CLOSING,		/* our side is shut down; theirs is read to its end */
+	TLS_HANDSHAKE,			/* before CONNECTION_ACCEPTED, where there is TLS; what it knows is in memory */
 };
 
 enum http_method { METHOD_OTHER, METHOD_GET, METHOD_HEAD };

@@ -32,6 +32,7 @@
 #include <unistd.h>
 
 #include "http.h"
+#include "tls.h"
 
 #define LISTENER	UINT32_MAX	/* epoll data; a slot number otherwise */
 #define TURN		32		/* steps of one connection before the others get their turn */
@@ -47,11 +48,12 @@ struct conn {
 	size_t header_len;		/* of the present answer, 0: not computed yet */
 	int64_t deadline;
 	uint32_t events;		/* what epoll waits for */
+	struct tls_handshake *handshake;
 	char buf[REQUEST_MAX];
 };
 
 static struct {
-	const char *root, *address, *pid_file;
+	const char *root, *address, *pid_file, *cert, *key;
 	int port, max_connects, timeout;
 	bool ordinary;
 } opt = { .port = 80, .root = ".", .address = "0.0.0.0", .max_connects = 500, .timeout = 30 };
@@ -63,7 +65,7 @@ static int *free_slots, num_free;
 static int64_t now;			/* in ms */
 static bool accept_paused;
 
-static void say(const char *format, ...)
+void say(const char *format, ...)
 {
 	char text[512];
 	va_list ap;
@@ -73,8 +75,6 @@ static void say(const char *format, ...)
 	va_end(ap);
 	dprintf(STDERR_FILENO, "zhttpd[%d]: %s\n", getpid(), text);	/* in one write: lines stay whole */
 }
-
-#define die(...) do { say(__VA_ARGS__); exit(1); } while (0)
 
 static int64_t monotonic_ns(void)
 {
@@ -119,6 +119,14 @@ static ssize_t input(int fd, void *buf, size_t room, size_t release)
 	do
 		n = g->zero_loss ? hread(fd, buf, room, release) : room ? read(fd, buf, room) : 0;
 	while (not_supported(n));
+	if (n < 0 && errno == EIO && opt.cert) {
+		/* A record that is no data: after a good one, wait for more, so that many are not an endless loop */
+		n = perdure_tls_control(fd);
+		if (n > 0) {
+			errno = EAGAIN;
+			return -1;
+		}
+	}
 	return n;
 }
 
@@ -178,7 +186,7 @@ static void take_slot(int fd)
 	if (v - state->conn >= g->slots_used)
 		g->slots_used = v - state->conn + 1;
 	g->num_connects++;
-	enter(v, CONNECTION_ACCEPTED);
+	enter(v, opt.cert ? TLS_HANDSHAKE : CONNECTION_ACCEPTED);
 	wait_for(v, EPOLLIN);
 }
 
@@ -194,6 +202,10 @@ static void drop_file(struct httpd_state_var *v)
 /* Frees the slot after the close: recovery can tell a slot without a file, but not whose a socket was. */
 static bool close_connection(struct httpd_state_var *v)
 {
+	/* Only who has got all that he was to get is told that this is the end. */
+	if (opt.cert && v->conn_stage < EXPNFILENAME_RECORDED)
+		perdure_tls_alert(v->conn_fd, PERDURE_TLS_CLOSE_NOTIFY);
+	tls_drop(&conn_of(v)->handshake);
 	enter(v, CONNECTION_CLOSING);
 	drop_file(v);
 	close(v->conn_fd);
@@ -250,6 +262,23 @@ static bool release(struct httpd_state_var *v)
 }
 
 /* The steps of a connection return true when there may be more to do at once. */
+
+static bool shake_hands(struct httpd_state_var *v)
+{
+	switch (tls_handshake(&conn_of(v)->handshake, v->conn_fd)) {
+	case TLS_DONE:
+		enter(v, CONNECTION_ACCEPTED);
+		return true;
+	case TLS_READ:
+		wait_for(v, EPOLLIN);
+		return false;
+	case TLS_WRITE:
+		wait_for(v, EPOLLOUT);
+		return false;
+	default:
+		return close_connection(v);
+	}
+}
 
 static bool read_request(struct httpd_state_var *v)
 {
@@ -322,6 +351,10 @@ static bool finish_response(struct httpd_state_var *v)
 		conn_of(v)->deadline = now + 1000 * opt.timeout;
 		enter(v, CONNECTION_ACCEPTED);
 	} else {
+		if (opt.cert && perdure_tls_alert(v->conn_fd, PERDURE_TLS_CLOSE_NOTIFY) && errno == EAGAIN) {
+			wait_for(v, EPOLLOUT);
+			return false;
+		}
 		/* A close with input unread would reset the connection, and the client might lose the answer. */
 		shutdown(v->conn_fd, SHUT_WR);
 		conn_of(v)->deadline = now + LINGER_MS;
@@ -336,7 +369,8 @@ static bool drain(struct httpd_state_var *v)
 	ssize_t n = read(v->conn_fd, buf, sizeof(buf));
 
 	if (n < 0 && errno == EAGAIN) {
-		wait_for(v, EPOLLIN);
+		/* A part of a record, in a connection that is half closed, counts as input. */
+		wait_for(v, opt.cert ? EPOLLRDHUP : EPOLLIN);
 		return false;
 	}
 	return n > 0 || close_connection(v);
@@ -358,6 +392,9 @@ static void serve(struct httpd_state_var *v)
 			break;
 		case CONNECTION_CLOSING:
 			more = drain(v);
+			break;
+		case TLS_HANDSHAKE:
+			more = shake_hands(v);
 			break;
 		default:
 			more = read_request(v);
@@ -406,7 +443,7 @@ static void check_deadlines(void)
 	for (int i = 0; i < g->slots_used; i++) {
 		struct httpd_state_var *v = &state->conn[i];
 		bool reading = v->conn_stage >= CONNECTION_ACCEPTED && v->conn_stage <= FILE_OPENED;
-		bool idle = reading && conns[i].len == conns[i].done;
+		bool idle = (reading && conns[i].len == conns[i].done) || v->conn_stage == TLS_HANDSHAKE;
 
 		if (v->conn_stage == SLOT_FREE || (conns[i].deadline > now && !(g->stopping && idle)))
 			continue;
@@ -556,6 +593,8 @@ static void start(char **argv)
 {
 	struct epoll_event e = { .events = EPOLLIN, .data.u32 = LISTENER };
 
+	if (opt.cert)
+		tls_start();
 	g->max_connects = opt.max_connects;
 	g->serving_fd = -1;
 	g->root_fd = open(opt.root, O_PATH | O_DIRECTORY | O_CLOEXEC);
@@ -570,7 +609,7 @@ static void start(char **argv)
 	for (int i = opt.max_connects; i--; )
 		free_slots[num_free++] = i;
 	g->zero_loss = register_restart(argv);
-	say("serving %s on port %d", opt.root, opt.port);
+	say("serving %s on port %d%s", opt.root, opt.port, opt.cert ? " with TLS" : "");
 }
 
 /* Recovery */
@@ -634,6 +673,16 @@ static void recover_connection(struct httpd_state_var *v, int suspect_fd)
 	c->released = log.released;
 	c->written = log.written;
 	c->deadline = now + (v->conn_stage == CONNECTION_CLOSING ? LINGER_MS : 1000 * opt.timeout);
+
+	/* The keys are lost but for one that has not begun: the client is told at once. */
+	if (v->conn_stage == TLS_HANDSHAKE) {
+		if (!(perdure_tls(v->conn_fd) & PERDURE_TLS_UNTOUCHED)) {
+			say("file %d was in its handshake: ending this connection", v->conn_fd);
+			perdure_tls_alert(v->conn_fd, PERDURE_TLS_INTERNAL_ERROR);
+			close_connection(v);
+		}
+		return;
+	}
 
 	/* The roll-back of Figure 12. */
 	if (v->conn_stage < EXPNFILENAME_RECORDED)
@@ -745,23 +794,30 @@ static void parse_options(int argc, char **argv)
 {
 	int c;
 
-	while ((c = getopt(argc, argv, "a:c:d:hnp:r:t:")) != -1) {
+	while ((c = getopt(argc, argv, "a:C:c:d:hK:np:r:t:")) != -1) {
 		switch (c) {
 		case 'a': opt.address = optarg; break;
+		case 'C': opt.cert = optarg; break;
 		case 'c': opt.max_connects = number("c", optarg, 1, 100000); break;
 		case 'd': opt.root = optarg; break;
+		case 'K': opt.key = optarg; break;
 		case 'n': opt.ordinary = true; break;
 		case 'p': opt.port = number("p", optarg, 0, 65535); break;
 		case 'r': opt.pid_file = optarg; break;
 		case 't': opt.timeout = number("t", optarg, 1, 86400); break;
 		default:
 			dprintf(c == 'h' ? STDOUT_FILENO : STDERR_FILENO,
-				"usage: zhttpd [-p port] [-d root] [-a address] [-c max_connections] [-t timeout_s] [-r pid_file] [-n]\n");
+				"usage: zhttpd [-p port] [-d root] [-a address] [-c max_connections] [-t timeout_s] [-r pid_file] [-n]\n"
+				"              [-C certificate [-K key]]\n");
 			exit(c == 'h' ? 0 : 2);
 		}
 	}
 	if (optind < argc)
 		die("%s: unexpected; see zhttpd -h", argv[optind]);
+	if (opt.key && !opt.cert)
+		die("-K %s: there is no certificate (-C)", opt.key);
+	if (opt.cert)
+		tls_files(opt.cert, opt.key);
 }
 
 int main(int argc, char **argv)

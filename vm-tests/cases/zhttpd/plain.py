@@ -418,10 +418,10 @@ def options(root: Root) -> None:
 def curl(root: Root) -> None:
     """curl: download, resume, HEAD, parallel, an upload that is refused"""
     with Server(root) as s, tempfile.TemporaryDirectory() as tmp:
-        url = f"http://127.0.0.1:{s.port}"
+        url = s.url("")
 
         def run(*args: str) -> bytes:
-            return subprocess.run(["curl", "-sS", *args], check=True, capture_output=True, timeout=LIMIT_S).stdout
+            return subprocess.run(["curl", "-sSk", *args], check=True, capture_output=True, timeout=LIMIT_S).stdout
 
         assert run(f"{url}/big.bin") == root.files["big.bin"]
         part = f"{tmp}/part"
@@ -442,7 +442,7 @@ def ab(root: Root) -> None:
     count = 1000
     with Server(root) as s:
         for keep in ([], ["-k"]):
-            out = subprocess.run(["ab", "-q", *keep, "-n", str(count), "-c", "8", f"http://127.0.0.1:{s.port}/small.txt"],
+            out = subprocess.run(["ab", "-q", *keep, "-n", str(count), "-c", "8", s.url("/small.txt")],
                                  check=True, capture_output=True, text=True, timeout=LIMIT_S).stdout
             assert re.search(rf"Complete requests: +{count}\n", out), out
             assert re.search(r"Failed requests: +0\n", out) and "Non-2xx" not in out, out

@@ -7,6 +7,7 @@ import re
 import shutil
 import signal
 import socket
+import ssl
 import subprocess
 import sys
 import tempfile
@@ -20,6 +21,7 @@ from typing import NamedTuple
 DEBUG = os.environ.get("PERDURE_PROFILE") == "debug"    # many times slower: smaller counts
 LIMIT_S = 300 if DEBUG else 60      # on everything that is waited for: a hang is a failure, not a wait
 BIG = 1_000_000 if DEBUG else 5_000_000
+TLS = os.environ.get("ZHTTPD_TLS", "")      # "1.2", "1.3": the same by zhttpd-tls; otherwise without TLS
 
 
 def content(name: str, size: int) -> bytes:
@@ -40,6 +42,16 @@ class Root:
             file.parent.mkdir(exist_ok=True)
             file.write_bytes(data)
         (self.path / "bare").mkdir()
+        self.keys = Path(tempfile.mkdtemp(prefix="zhttpd-keys-"))
+
+
+def certificate(place: Path) -> list[str]:
+    """A new one, and its key, as zhttpd-tls takes them"""
+    cert, key = place / "cert.pem", place / "key.pem"
+    if not cert.exists():
+        subprocess.run(["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-days", "30",
+                        "-subj", "/CN=localhost", "-keyout", key, "-out", cert], check=True, stderr=subprocess.DEVNULL)
+    return ["-C", str(cert), "-K", str(key)]
 
 
 class Server:
@@ -47,6 +59,9 @@ class Server:
 
     def __init__(self, root: Root, *options: str, program: str = "zhttpd", env: dict[str, str] | None = None,
                  preexec: Callable[[], None] | None = None) -> None:
+        if TLS:
+            program = program.replace("zhttpd", "zhttpd-tls")
+            options = (*certificate(root.keys), *options)
         path = shutil.which(program)
         assert path, f"{program} is not in PATH: run ./build.sh userspace"
         self.process = subprocess.Popen([path, "-p", "0", "-a", "127.0.0.1", "-d", str(root.path),
@@ -59,6 +74,9 @@ class Server:
         self._ended = False
         threading.Thread(target=self._read, daemon=True).start()
         self.port = int(self.wait_for(r"serving .* on port (\d+)")[1])
+
+    def url(self, path: str) -> str:
+        return f"http{'s' * bool(TLS)}://127.0.0.1:{self.port}{path}"
 
     def _read(self) -> None:
         assert self.process.stderr
@@ -124,16 +142,67 @@ class Response(NamedTuple):
     body: bytes
 
 
+class Tls:
+    """A socket that speaks TLS, by the version that is asked for. What is sent below it is up to the test, too."""
+
+    def __init__(self, sock: socket.socket, version: str) -> None:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        context.check_hostname = False
+        context.verify_mode = ssl.CERT_NONE
+        context.minimum_version = context.maximum_version = {"1.2": ssl.TLSVersion.TLSv1_2, "1.3": ssl.TLSVersion.TLSv1_3}[version]
+        self.sock = sock
+        self.clean = False      # whether the server has said that this is the end
+        self._in, self._out = ssl.MemoryBIO(), ssl.MemoryBIO()
+        self.tls = context.wrap_bio(self._in, self._out)
+        self.setsockopt, self.settimeout, self.shutdown, self.close = sock.setsockopt, sock.settimeout, sock.shutdown, sock.close
+
+    def step(self, do: Callable[[], object]) -> object:
+        while True:
+            try:
+                return do()
+            except ssl.SSLWantReadError:
+                self.flush()
+                data = self.sock.recv(65536)
+                if data:
+                    self._in.write(data)
+                else:
+                    self._in.write_eof()
+            finally:
+                self.flush()
+
+    def flush(self) -> None:
+        data = self._out.read()
+        if data:
+            self.sock.sendall(data)
+
+    def sendall(self, data: bytes) -> None:
+        if not self.tls.version():
+            self.step(self.tls.do_handshake)
+        self.step(lambda: self.tls.write(data))
+
+    def recv(self, count: int) -> bytes:
+        try:
+            data = self.step(lambda: self.tls.read(count))
+        except ssl.SSLZeroReturnError:
+            data = b""
+        except ssl.SSLEOFError:
+            return b""
+        assert isinstance(data, bytes)
+        self.clean = self.clean or not data
+        return data
+
+
 class Client:
     """A connection. Knows the framing of answers and nothing else, so that any bytes can be sent."""
 
     def __init__(self, server: Server, receive_buffer: int = 0) -> None:
-        self.sock = socket.socket()
-        self.sock.settimeout(LIMIT_S)
+        sock = socket.socket()
+        sock.settimeout(LIMIT_S)
         if receive_buffer:
-            self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
-        self.sock.connect(("127.0.0.1", server.port))
-        self.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
+        sock.connect(("127.0.0.1", server.port))
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self.sock = Tls(sock, TLS) if TLS else sock
         self.buffer = bytearray()
 
     def __enter__(self) -> "Client":
@@ -222,4 +291,5 @@ def main() -> None:
                 print(f"# {line}")
         print(f"{verdict} {number} {name}{note}\n# {time.monotonic() - start:.1f} s", flush=True)
     shutil.rmtree(root.path)
+    shutil.rmtree(root.keys)
     sys.exit(1 if failed else 0)
