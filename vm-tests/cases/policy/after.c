@@ -314,6 +314,32 @@ T(addresses)
 	}
 }
 
+/* Nor for who may read the kernel log in a namespace of his own only. */
+T(addresses_in_a_container)
+{
+	T_CHILD {
+		t_contained_root();
+		T_OK(unshare(CLONE_NEWPID | CLONE_NEWNS));
+		T_CHILD {
+			const char *rec;
+			pid_t pid;
+			int fd;
+
+			T_OK(mount("proc", "/proc", "proc", 0, NULL));
+			fd = log_open();
+			pid = t_fork();
+			if (!pid) {
+				T_OK(prctl(PR_SET_DUMPABLE, 0));
+				t_register("ends", "exited", NULL);
+				t_crash();
+			}
+			T_EXITED(t_wait(pid), 7);
+			rec = log_next(fd, pid);
+			REC("fault_addr", "-");
+		}
+	}
+}
+
 /* As the reader's namespace of control groups has it; who is somewhere else sees none. */
 T(control_group)
 {
