@@ -213,7 +213,9 @@ void print_object(long pid, const char *comm, const struct pair *pairs, int n)
 		putchar('"');
 	}
 	for (int i = 0; i < n; i++) {
-		printf("%s\"%s\": ", i || pid ? ", " : "", pairs[i].key);
+		printf("%s\"", i || pid ? ", " : "");
+		print_json_text(pairs[i].key);
+		printf("\": ");
 		print_value(&pairs[i]);
 	}
 	putchar('}');
