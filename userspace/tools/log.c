@@ -316,21 +316,35 @@ static void arguments(int argc, char **argv)
 /* Records of all rungs, to be sorted */
 static char **lines;
 static size_t nr_lines;
-static uint64_t since_ns;	/* when the record of --since was */
+static uint64_t since_ns;	/* when the record of --since was, or the oldest one that is there */
+
+static void see_since(char *line)
+{
+	if (number_of(line) <= opt.since || (opt.since >= 0 && !since_ns))
+		since_ns = verdict_time(line);
+}
 
 static void keep(char *line)
 {
-	const int64_t seq = number_of(line);
-
-	if (seq >= 0 && seq <= opt.since) {
-		since_ns = verdict_time(line);
-		return;
-	}
 	if (!wanted(line))
 		return;
 	lines = realloc(lines, (nr_lines + 1) * sizeof(*lines));
 	if (!lines || !(lines[nr_lines++] = strdup(line)))
 		err(FAILED, "log");
+}
+
+static void keep_kernel(char *line)
+{
+	see_since(line);
+	if (number_of(line) > opt.since)
+		keep(line);
+}
+
+static void keep_program(char *line, bool of_root)
+{
+	(void)of_root;
+	if (verdict_time(line) > since_ns)
+		keep(line);
 }
 
 static int compare_times(const void *a, const void *b)
@@ -348,10 +362,10 @@ int show_log(int argc, char **argv, const struct log_options *options)
 	arguments(argc, argv);
 	if (!access(LOG, F_OK)) {
 		fd = open_log();
-		records(fd, keep);
+		records(fd, keep_kernel);
 		close(fd);
 	}
-	verdicts_read(since_ns, keep);
+	verdicts_read(keep_program);
 	/* A stock kernel has nothing to tell; programs may have */
 	if (fd < 0 && !nr_lines)
 		open_log();
@@ -436,6 +450,10 @@ static void tell_journal(const struct pair *p, int n, const char *message, const
 		fd = socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0);
 	/* It is away while it is restarted */
 	for (int i = 0; fd < 0 || sendto(fd, text, size, MSG_NOSIGNAL, (const struct sockaddr *)&to, sizeof(to)) < 0; i++) {
+		if (fd >= 0 && errno == EMSGSIZE) {
+			warn("%s: %.80s", JOURNAL, message);
+			break;
+		}
 		if ((errno != ENOENT && errno != ECONNREFUSED && errno != EINTR) || i == 50)
 			err(FAILED, JOURNAL);
 		poll(NULL, 0, 100);
@@ -475,7 +493,8 @@ static void call_hook(const struct pair *p, int n, const char *message)
 		warnx("--hook %s: status %d", opt.hook, WEXITSTATUS(status));
 }
 
-static void tell(char *line)
+/* @of_root: what it says of its unit is true */
+static void tell(char *line, bool of_root)
 {
 	struct pair pairs[PAIRS];
 	char *unit, *message = NULL, *bytes;
@@ -496,7 +515,7 @@ static void tell(char *line)
 	print_words(f, pairs, n);
 	if (fclose(f))
 		err(FAILED, "watch");
-	bytes = unit ? bytes_of(unit) : NULL;
+	bytes = unit && of_root ? bytes_of(unit) : NULL;
 	if (opt.journal)
 		tell_journal(pairs, n, message, bytes);
 	if (opt.hook)
@@ -508,7 +527,6 @@ static void tell(char *line)
 
 /* ---- watch: what is new ---- */
 
-static uint64_t watched;	/* the time of the last record of a program */
 static int64_t seen = -1;	/* the number of the last one of the kernel's */
 static bool sees_all;		/* so that a number that is missing was overwritten */
 static char boot[64];
@@ -530,7 +548,7 @@ static bool may_see_all(void)
 	return n >= 0 && !strncmp(link, "user:[4026531837]", n);
 }
 
-/* What has been told is not told again by the next one of us, after a restart of the machine either. */
+/* What has been told is not told again by the next one of us. A restart of the machine leaves no records of before. */
 static void write_cursor(void)
 {
 	char *new;
@@ -541,29 +559,38 @@ static void write_cursor(void)
 	if (asprintf(&new, "%s.new", opt.cursor) < 0)
 		err(FAILED, "--cursor-file");
 	f = fopen(new, "we");
-	if (!f || fprintf(f, "%s %" PRId64 " %" PRIu64 "\n", boot, seen, watched) < 0 || fclose(f) || rename(new, opt.cursor))
+	if (!f)
+		err(FAILED, "--cursor-file %s", opt.cursor);
+	fprintf(f, "%s %" PRId64 "\n", boot, seen);
+	verdicts_save(f);
+	/* Without fsync(2), a loss of power may leave an empty one */
+	if (fflush(f) || ferror(f) || fsync(fileno(f)) || fclose(f) || rename(new, opt.cursor))
 		err(FAILED, "--cursor-file %s", opt.cursor);
 	free(new);
 }
 
-/* False: there is none yet */
-static bool read_cursor(void)
+static void read_cursor(void)
 {
-	char text[256], of[64];
+	char of[64];
+	int64_t last;
+	FILE *f;
 
 	if (read_file("/proc/sys/kernel/random/boot_id", boot, sizeof(boot)) <= 0)
 		err(FAILED, "boot_id");
 	boot[strcspn(boot, "\n")] = 0;
-	if (read_file(opt.cursor, text, sizeof(text)) < 0) {
+	f = fopen(opt.cursor, "re");
+	if (!f) {
 		if (errno != ENOENT)
 			err(FAILED, "--cursor-file %s", opt.cursor);
-		return false;
+		return;
 	}
-	if (sscanf(text, "%63s %" SCNd64 " %" SCNu64, of, &seen, &watched) != 3)
-		errx(FAILED, "--cursor-file %s: not what perdurectl writes", opt.cursor);
-	if (strcmp(of, boot))
-		seen = -1;
-	return true;
+	if (fscanf(f, "%63s %" SCNd64, of, &last) != 2) {
+		warnx("--cursor-file %s: not what perdurectl writes; all that is there is told", opt.cursor);
+	} else if (!strcmp(of, boot)) {
+		seen = last;
+		verdicts_load(f);
+	}
+	fclose(f);
 }
 
 static void tell_gap(int64_t seq)
@@ -574,7 +601,7 @@ static void tell_gap(int64_t seq)
 		return;
 	snprintf(line, sizeof(line), "seq=%" PRId64 " time_ns=%" PRIu64 " pid=0 comm=perdurectl rung=log cause=overwritten outcome=missing "
 		 "missing=%" PRId64, seq - 1, now_ns(), seq - 1 - seen);
-	tell(line);
+	tell(line, true);
 }
 
 static void see_old(char *line)
@@ -592,28 +619,22 @@ static void see_new(char *line)
 	seen = seq;
 	if (!wanted(line))
 		return;
-	tell(line);
+	tell(line, true);
 	write_cursor();
 }
 
-static void see_program(char *line)
+static void see_program(char *line, bool of_root)
 {
-	uint64_t time = verdict_time(line);
-
-	/* A clock that was wrong must not hide what comes */
-	if (time > watched && time <= now_ns())
-		watched = time;
-	if (!wanted(line))
+	if (verdict_time(line) <= since_ns || !wanted(line))
 		return;
-	tell(line);
+	tell(line, of_root);
 	write_cursor();
 }
 
-/* The time of the record of --since */
-static void see_since(char *line)
+static void see_old_program(char *line, bool of_root)
 {
-	if (number_of(line) <= opt.since)
-		watched = verdict_time(line);
+	(void)line;
+	(void)of_root;
 }
 
 int watch_log(int argc, char **argv, const struct log_options *options)
@@ -629,7 +650,6 @@ int watch_log(int argc, char **argv, const struct log_options *options)
 	sees_all = may_see_all();
 	setvbuf(stdout, NULL, _IOLBF, 0);
 	from_now = opt.since < 0 && !opt.cursor;
-	watched = from_now ? now_ns() : 0;
 	if (opt.since >= 0) {
 		seen = opt.since;
 		if (p[0].fd >= 0) {
@@ -642,8 +662,8 @@ int watch_log(int argc, char **argv, const struct log_options *options)
 	/* What was before is not told, and its last number is where the next gap is counted from */
 	if (p[0].fd >= 0)
 		records(p[0].fd, from_now ? see_old : see_new);
-	if (!from_now)
-		verdicts_read(watched, see_program);
+	verdicts_read(from_now ? see_old_program : see_program);
+	since_ns = 0;
 	for (;;) {
 		if (poll(p, 2, -1) < 0 && errno != EINTR)
 			err(FAILED, LOG);
@@ -651,7 +671,7 @@ int watch_log(int argc, char **argv, const struct log_options *options)
 			records(p[0].fd, see_new);
 		if (p[1].fd >= 0 && read(p[1].fd, event, sizeof(event)) > 0) {
 			verdicts_watch_more(p[1].fd);
-			verdicts_read(watched, see_program);
+			verdicts_read(see_program);
 		}
 		if (ferror(stdout))
 			return FAILED;

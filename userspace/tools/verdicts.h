@@ -5,12 +5,20 @@
 
 #include <stdbool.h>
 #include <stdint.h>
+#include <stdio.h>
 
 /* Of a record; 0 if it says none */
 uint64_t verdict_time(const char *line);
 
-/* Each record that is later than @since, file by file. What a terminal would obey has been taken out. */
-void verdicts_read(uint64_t since, void (*see)(char *line));
+/*
+ * Each record that has come since the last call, file by file, and whether root has written it: others may write what they like.
+ * What a terminal would obey has been taken out.
+ */
+void verdicts_read(void (*see)(char *line, bool of_root));
+
+/* How far each file has been read, for another process of this boot, which goes on from there. */
+void verdicts_save(FILE *to);
+void verdicts_load(FILE *from);
 
 /* Where the keepers of perdurectl run write */
 #define KEEPERS	"/run/perdure"

@@ -426,6 +426,65 @@ def take(process: subprocess.Popen[str], number: int) -> list[dict[str, Any]]:
         timer.cancel()
 
 
+@contextmanager
+def programs() -> Iterator[tuple[Path, dict[str, str]]]:
+    """A directory for records of programs, and an environment in which it is the only one."""
+    with tempfile.TemporaryDirectory(dir=scratch) as place:
+        yield Path(place), {**os.environ, "PERDURE_VERDICTS": place}
+
+
+def add(path: Path, moment: int, outcome: str, more: str = "") -> None:
+    with path.open("a") as file:
+        file.write(f"time_ns={moment} pid=7 comm=prog rung=takeover cause=x outcome={outcome}{more}\n")
+
+
+def of_programs() -> Iterator[str]:
+    """Records of programs: each is told once, whatever its time, in whichever file; what a line says does no harm."""
+    with programs() as (place, env):
+        a, b = place / "a.verdicts", place / "b.verdicts"
+        add(a, 5, "old")
+        with watching("--json", env=env) as watch:
+            time.sleep(1)
+            for moment, outcome in (9 * 10**18, "future"), (6, "past"), (time.time_ns(), "now"):
+                add(a, moment, outcome)
+                time.sleep(0.5)
+            a.rename(place / "a.verdicts.old")
+            add(a, 7, "renewed")
+            # Longer than any record
+            add(a, 8, "long", f" x={'y' * 300_000}")
+            add(a, 9, "short")
+            time.sleep(0.5)
+            a.write_text("")
+            time.sleep(0.5)
+            add(a, 10, "begun", ' a":1,"uid=0')
+            with a.open("a") as file:
+                file.write("time_ns=11 outcome=ha")
+                file.flush()
+                time.sleep(0.5)
+                file.write("lf\n")
+            told = take(watch, 7)
+        yield from differ("told", [one["outcome"] for one in told], ["future", "past", "now", "renewed", "short", "begun", "half"])
+        yield from differ("keys", (told[5].get('a":1,"uid'), "uid" in told[5]), (0, False))
+
+    # Two files, the later record first; ended while the second one is told
+    with programs() as (place, env):
+        out, cursor = place / "out", place / "cursor"
+        for name, moment in ("a", 200), ("b", 150), ("c", 100):
+            add(place / f"{name}.verdicts", moment, name)
+        last = json.loads(ctl("log", "--json").stdout.splitlines()[-1])["seq"]
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        cursor.write_text(f"{boot} {last}\n")
+        for end in "b", "none":
+            hook = f"echo $PERDURE_OUTCOME >>{out}; [ $PERDURE_OUTCOME != {end} ] || kill -KILL $PPID"
+            with watching("--cursor-file", cursor, "--hook", hook, env=env):
+                for _ in range(100):
+                    if out.exists() and len(out.read_text().split()) == (2 if end == "b" else 4):
+                        break
+                    time.sleep(0.1)
+                time.sleep(0.5)
+        yield from differ("with a cursor", out.read_text().split(), ["a", "b", "b", "c"])
+
+
 def since() -> Iterator[str]:
     """Who watches from a number on, or from where the last one was, misses nothing and gets nothing twice; what is overwritten is told."""
     faults(2)       # a restart and a death each
@@ -457,8 +516,13 @@ def since() -> Iterator[str]:
     cursor.write_text(f"{'0' * 36} 1000000 0\n")
     with watching("--json", "--cursor-file", cursor) as watch:
         yield from differ("another boot", take(watch, 1)[0]["seq"], records[0]["seq"])
-    cursor.write_text("garbage")
-    yield from run("watch", "--cursor-file", cursor, status=1, says="not what perdurectl writes")
+    # Nor do those that a loss of power has left
+    for text in "garbage", "":
+        cursor.write_text(text)
+        with watching("--json", "--cursor-file", cursor, stderr=subprocess.PIPE) as watch:
+            yield from differ("no cursor", take(watch, 1)[0]["seq"], records[0]["seq"])
+            assert watch.stderr
+            yield from differ("said", "not what perdurectl writes" in watch.stderr.readline(), True)
     yield from run("watch", "--cursor-file", "/nonexistent/x", status=1, says="/nonexistent/x")
 
     # One that stands still while the log is overwritten
@@ -478,6 +542,16 @@ def since() -> Iterator[str]:
         yield from differ("so many", gap["missing"] >= 14, True)
         line = words.stdout.readline()
         yield from differ("in words", f"  {gap['missing']} records are missing" in line, True)
+    # A number that has been overwritten: what programs have recorded before that is not new
+    with programs() as (place, env):
+        add(place / "a.verdicts", 1, "before")
+        told = [json.loads(line) for line in ctl("log", "--json", "--since", 0, env=env).stdout.splitlines()]
+        yield from differ("before", [one["outcome"] for one in told if one["outcome"] == "before"], [])
+        yield from differ("oldest", told[0]["seq"] > 1, True)
+        with watching("--json", "--since", 0, env=env) as watch:
+            take(watch, len(told) + 1)       # and what is missing
+            add(place / "a.verdicts", 2, "after")
+            yield from differ("watch", take(watch, 1)[0]["outcome"], "after")
     # Others have gaps all the time: what is not for them
     with watching("--json", user=NOBODY, group=NOBODY) as watch:
         time.sleep(1)
@@ -527,6 +601,16 @@ def hook() -> Iterator[str]:
     yield from differ("second", "PERDURE_OUTCOME=limit\n" in second, True)
 
 
+def entry(server: socket.socket) -> dict[str, str]:
+    """One of the journal's, by its protocol."""
+    data, fields = server.recv(65536), {}
+    while data:
+        key, rest = data.split(b"\n", 1)
+        size = int.from_bytes(rest[:8], "little")
+        fields[key.decode()], data = rest[8:8 + size].decode(), rest[9 + size:]
+    return fields
+
+
 def journal() -> Iterator[str]:
     """Entries of the journal: what its protocol says, with the service's unit; systemd's own program has them, where there is one."""
     place = Path("/run/systemd/journal")
@@ -546,15 +630,33 @@ def journal() -> Iterator[str]:
             time.sleep(1)
             subprocess.run(["sh", "-c", text, CTL], timeout=60, check=False)
             for outcome, level in (("restarted", "4"), ("limit", "3")):
-                data, fields = server.recv(65536), {}
-                while data:
-                    key, rest = data.split(b"\n", 1)
-                    size = int.from_bytes(rest[:8], "little")
-                    fields[key.decode()], data = rest[8:8 + size].decode(), rest[9 + size:]
+                fields = entry(server)
                 yield from differ("fields", {key: fields.get(key) for key in want}, want)
                 yield from differ("outcome", (fields["PERDURE_OUTCOME"], fields["PRIORITY"]), (outcome, level))
                 yield from differ("message", fields["MESSAGE"].startswith("kept.service  sh["), True)
             yield from differ("status", watch.poll(), None)
+        # A service's word for its unit is not root's; what does not fit is left out
+        default = Path("/proc/sys/net/core/wmem_default")
+        before = default.read_text()
+        default.write_text("4608")
+        try:
+            with programs() as (records, env), watching("--journal", env=env, stderr=subprocess.PIPE) as watch:
+                time.sleep(1)
+                add(records / "root.verdicts", 1, "a", " cgroup=/system.slice/sshd.service")
+                yield from differ("root's", entry(server).get("OBJECT_SYSTEMD_UNIT"), "sshd.service")
+                other = records / "other.verdicts"
+                other.touch()
+                os.chown(other, NOBODY, NOBODY)
+                add(other, 1, "b", " cgroup=/system.slice/sshd.service")
+                fields = entry(server)
+                yield from differ("another's", (fields["PERDURE_OUTCOME"], fields.get("OBJECT_SYSTEMD_UNIT")), ("b", None))
+                add(other, 1, "c" * 3500)
+                add(other, 1, "d")
+                yield from differ("after a large one", entry(server)["PERDURE_OUTCOME"], "d")
+                assert watch.stderr
+                yield from differ("said", "Message too long" in watch.stderr.readline(), True)
+        finally:
+            default.write_text(before)
     (place / "socket").unlink()
     daemon = Path("/lib/systemd/systemd-journald")
     if daemon.exists():
@@ -697,7 +799,7 @@ def completion() -> Iterator[str]:
 
 def main() -> int:
     (SYSCTL / "min_interval_ms").write_text("0")
-    return ktap.run(checks, tells, names, log, sequels, since, afresh, hook, journal, dual, cores, restarts, servers, limits, moved, refusals, switched_off, exit_policy, policies, drop_in, completion)
+    return ktap.run(checks, tells, names, log, sequels, since, of_programs, afresh, hook, journal, dual, cores, restarts, servers, limits, moved, refusals, switched_off, exit_policy, policies, drop_in, completion)
 
 
 if __name__ == "__main__":
