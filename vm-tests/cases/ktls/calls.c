@@ -254,6 +254,7 @@ T(which_directions)
 
 T(alerts)
 {
+	static char record[16384];
 	unsigned char buf[64];
 	int fd[2];
 
@@ -270,7 +271,7 @@ T(alerts)
 		T_IOLOG(fd[0], 0, 0, 0, 0);
 		/* As the file: it does not wait */
 		T_OK(fcntl(fd[0], F_SETFL, O_NONBLOCK));
-		while (write(fd[0], fd, sizeof(fd)) > 0)
+		while (write(fd[0], record, sizeof(record)) > 0 || write(fd[0], fd, sizeof(fd)) > 0)
 			;
 		T_ERR(perdure_tls_alert(fd[0], 0), EAGAIN);
 		close(fd[1]);
