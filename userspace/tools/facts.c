@@ -3,7 +3,6 @@
 
 #include <err.h>
 #include <errno.h>
-#include <fcntl.h>
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
@@ -13,34 +12,30 @@
 
 #include "words.h"
 
-int split_record(char *line, struct pair *pairs, int max)
+/* Parts that end with one of @ends, each a key and a value with @between between them. */
+static int split(char *text, const char *ends, const char *between, struct pair *pairs, int max)
 {
 	int n = 0;
 
-	for (char *word = strtok(line, " \n"); word && n < max; word = strtok(NULL, " \n")) {
-		char *equals = strchr(word, '=');
+	for (char *part = strtok(text, ends); part && n < max; part = strtok(NULL, ends)) {
+		char *at = strstr(part, between);
 
-		if (!equals)
+		if (!at)
 			continue;
-		*equals = 0;
-		pairs[n++] = (struct pair){ word, equals + 1 };
+		*at = 0;
+		pairs[n++] = (struct pair){ part, at + strlen(between) };
 	}
 	return n;
 }
 
+int split_record(char *line, struct pair *pairs, int max)
+{
+	return split(line, " \n", "=", pairs, max);
+}
+
 int split_lines(char *text, struct pair *pairs, int max)
 {
-	int n = 0;
-
-	for (char *line = strtok(text, "\n"); line && n < max; line = strtok(NULL, "\n")) {
-		char *tab = strstr(line, ":\t");
-
-		if (!tab)
-			continue;
-		*tab = 0;
-		pairs[n++] = (struct pair){ line, tab + 2 };
-	}
-	return n;
+	return split(text, "\n", ":\t", pairs, max);
 }
 
 const char *value_of(const struct pair *pairs, int n, const char *key)
@@ -284,20 +279,4 @@ void must_tell(const char *path)
 	}
 	explain();
 	errx(FAILED, "this kernel does not tell (no %s): it is older than this program", path);
-}
-
-ssize_t read_file(const char *path, char *buf, size_t size)
-{
-	int fd = open(path, O_RDONLY | O_CLOEXEC);
-	ssize_t n, got = 0;
-
-	if (fd < 0)
-		return -1;
-	while ((n = read(fd, buf + got, size - 1 - got)) > 0)
-		got += n;
-	close(fd);
-	if (n < 0)
-		return -1;
-	buf[got] = 0;
-	return got;
 }

@@ -48,7 +48,4 @@ void explain(void);
 /* The file of /proc with which a kernel like this one tells. It does so when nothing is restarted at the moment, too. */
 void must_tell(const char *path);
 
-/* Its length, 0 without text, or -1. */
-ssize_t read_file(const char *path, char *buf, size_t size);
-
 #endif

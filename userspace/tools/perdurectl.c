@@ -23,6 +23,7 @@
 #include "log.h"
 #include "run.h"
 #include "upgrade.h"
+#include "words.h"
 
 static bool json;
 

@@ -110,17 +110,6 @@ static void options(int argc, char **argv)
 
 /* ---- which process ---- */
 
-/* All of a file or a pipe that does not end too late. */
-static ssize_t read_all(int fd, char *buf, size_t size)
-{
-	ssize_t n, got = 0;
-
-	while ((n = read(fd, buf + got, size - 1 - got)) > 0)
-		got += n;
-	buf[got] = 0;
-	return n < 0 ? -1 : got;
-}
-
 static char text[5 << 17];		/* argv of 128 KiB, every byte escaped */
 
 /* The value of a line "key:<tab>value" of /proc/PID/restart, to be freed; NULL if there is none. */
@@ -128,15 +117,10 @@ static char *registered(long pid, const char *key)
 {
 	size_t len = strlen(key);
 	char path[64], *line, *next;
-	int fd;
 
 	snprintf(path, sizeof(path), "/proc/%ld/restart", pid);
-	fd = open(path, O_RDONLY | O_CLOEXEC);
-	if (fd < 0)
+	if (read_file(path, text, sizeof(text)) < 0)
 		return NULL;
-	if (read_all(fd, text, sizeof(text)) < 0)
-		text[0] = 0;
-	close(fd);
 	for (line = text; *line; line = next) {
 		next = strchrnul(line, '\n');
 		if (*next)

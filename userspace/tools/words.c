@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 #include "words.h"
 
+#include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -27,4 +28,26 @@ char *absolute(const char *path)
 		full = NULL;
 	free(cwd);
 	return full;
+}
+
+ssize_t read_all(int fd, char *buf, size_t size)
+{
+	ssize_t n, got = 0;
+
+	while ((n = read(fd, buf + got, size - 1 - got)) > 0)
+		got += n;
+	buf[got] = 0;
+	return n < 0 ? -1 : got;
+}
+
+ssize_t read_file(const char *path, char *buf, size_t size)
+{
+	int fd = open(path, O_RDONLY | O_CLOEXEC);
+	ssize_t n;
+
+	if (fd < 0)
+		return -1;
+	n = read_all(fd, buf, size);
+	close(fd);
+	return n;
 }

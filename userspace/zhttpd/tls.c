@@ -125,7 +125,8 @@ static bool expand(const struct tls_handshake *h, const char *label, unsigned ch
  */
 static void receive_by_kernel(const struct tls_handshake *h)
 {
-	unsigned char key[32], iv[12];
+	unsigned char iv[12], *key, *salt, *rest;
+	size_t key_len, salt_len = 4;
 	union {
 		struct tls_crypto_info info;
 		struct tls12_crypto_info_aes_gcm_128 gcm128;
@@ -140,35 +141,38 @@ static void receive_by_kernel(const struct tls_handshake *h)
 	case 0x1301:
 		k.info.cipher_type = TLS_CIPHER_AES_GCM_128;
 		size = sizeof(k.gcm128);
-		if (!expand(h, "key", key, 16) || !expand(h, "iv", iv, sizeof(iv)))
-			return;
-		memcpy(k.gcm128.key, key, sizeof(k.gcm128.key));
-		memcpy(k.gcm128.salt, iv, sizeof(k.gcm128.salt));
-		memcpy(k.gcm128.iv, iv + sizeof(k.gcm128.salt), sizeof(k.gcm128.iv));
+		key = k.gcm128.key;
+		key_len = sizeof(k.gcm128.key);
+		salt = k.gcm128.salt;
+		rest = k.gcm128.iv;
 		break;
 	case 0x1302:
 		k.info.cipher_type = TLS_CIPHER_AES_GCM_256;
 		size = sizeof(k.gcm256);
-		if (!expand(h, "key", key, 32) || !expand(h, "iv", iv, sizeof(iv)))
-			return;
-		memcpy(k.gcm256.key, key, sizeof(k.gcm256.key));
-		memcpy(k.gcm256.salt, iv, sizeof(k.gcm256.salt));
-		memcpy(k.gcm256.iv, iv + sizeof(k.gcm256.salt), sizeof(k.gcm256.iv));
+		key = k.gcm256.key;
+		key_len = sizeof(k.gcm256.key);
+		salt = k.gcm256.salt;
+		rest = k.gcm256.iv;
 		break;
 	case 0x1303:
 		k.info.cipher_type = TLS_CIPHER_CHACHA20_POLY1305;
 		size = sizeof(k.chacha);
-		if (!expand(h, "key", key, 32) || !expand(h, "iv", iv, sizeof(iv)))
-			return;
-		memcpy(k.chacha.key, key, sizeof(k.chacha.key));
-		memcpy(k.chacha.iv, iv, sizeof(k.chacha.iv));
+		key = k.chacha.key;
+		key_len = sizeof(k.chacha.key);
+		salt = rest = k.chacha.iv;
+		salt_len = 0;
 		break;
 	default:
 		return;
 	}
-	setsockopt(SSL_get_fd(h->ssl), SOL_TLS, TLS_RX, &k, size);
+	if (expand(h, "key", key, key_len) && expand(h, "iv", iv, sizeof(iv))) {
+		/* The kernel has the beginning of it in a place of its own, for some */
+		memcpy(salt, iv, salt_len);
+		memcpy(rest, iv + salt_len, sizeof(iv) - salt_len);
+		setsockopt(SSL_get_fd(h->ssl), SOL_TLS, TLS_RX, &k, size);
+	}
 	OPENSSL_cleanse(&k, sizeof(k));
-	OPENSSL_cleanse(key, sizeof(key));
+	OPENSSL_cleanse(iv, sizeof(iv));
 }
 
 static struct tls_handshake *begin(int fd)

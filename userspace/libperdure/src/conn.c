@@ -349,7 +349,7 @@ struct perdure_conn *perdure_conn_open(struct perdure_conns *conns, int fd)
 		errno = fd < 0 ? EBADF : ENOSPC;
 		return NULL;
 	}
-	tls = perdure_tls(fd) & TLS_BOTH;
+	tls = tls_directions(fd);
 	if (tls && tls != TLS_BOTH) {
 		/* What it reads or writes is ciphertext to us, and the keys for that are in the process. */
 		errno = EPROTONOSUPPORT;

@@ -23,6 +23,9 @@ extern void (*io_on_plain)(void) __attribute__((visibility("hidden")));
 /* A call has failed: because there are no such calls, or none any more? errno stays. */
 bool io_missing(void);
 
+/* Which directions of a connection's TLS are the kernel's: PERDURE_TLS_TX, PERDURE_TLS_RX. */
+int tls_directions(int fd) __attribute__((visibility("hidden")));
+
 /* Join a vector, 1 MiB of it at most, and have it written by @put. */
 ssize_t io_writev(const struct iovec *iov, int n, ssize_t (*put)(void *to, const void *buf, size_t len), void *to);
 

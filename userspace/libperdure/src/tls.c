@@ -12,6 +12,8 @@
 #include <sys/ioctl.h>
 #include <sys/socket.h>
 
+#include "io.h"
+
 #ifndef SOL_TLS
 #define SOL_TLS		282
 #endif
@@ -62,10 +64,14 @@ static bool untouched(int fd)
 	       !ioctl(fd, SIOCINQ, &unread) && !info.tcpi_bytes_sent && info.tcpi_bytes_received == (uint64_t)unread;
 }
 
+int tls_directions(int fd)
+{
+	return (version(fd, TLS_TX) ? PERDURE_TLS_TX : 0) | (version(fd, TLS_RX) ? PERDURE_TLS_RX : 0);
+}
+
 int perdure_tls(int fd)
 {
-	return (version(fd, TLS_TX) ? PERDURE_TLS_TX : 0) | (version(fd, TLS_RX) ? PERDURE_TLS_RX : 0) |
-	       (untouched(fd) ? PERDURE_TLS_UNTOUCHED : 0);
+	return tls_directions(fd) | (untouched(fd) ? PERDURE_TLS_UNTOUCHED : 0);
 }
 
 static int send_alert(int fd, int alert, int flags)

@@ -318,25 +318,30 @@ T(addresses)
 T(addresses_in_a_container)
 {
 	T_CHILD {
+		const char *rec;
+		pid_t pid;
+		int fd;
+
 		t_contained_root();
 		T_OK(unshare(CLONE_NEWPID | CLONE_NEWNS));
-		T_CHILD {
-			const char *rec;
-			pid_t pid;
-			int fd;
-
-			T_OK(mount("proc", "/proc", "proc", 0, NULL));
-			fd = log_open();
-			pid = t_fork();
-			if (!pid) {
-				T_OK(prctl(PR_SET_DUMPABLE, 0));
-				t_register("ends", "exited", NULL);
-				t_crash();
-			}
-			T_EXITED(t_wait(pid), 7);
-			rec = log_next(fd, pid);
-			REC("fault_addr", "-");
+		/* The first process of its namespace */
+		pid = t_fork();
+		if (pid) {
+			T_EXITED(t_wait(pid), 0);
+			_exit(0);
 		}
+		T_OK(mount("proc", "/proc", "proc", 0, NULL));
+		fd = log_open();
+		pid = t_fork();
+		if (!pid) {
+			T_OK(prctl(PR_SET_DUMPABLE, 0));
+			t_register("ends", "exited", NULL);
+			t_crash();
+		}
+		T_EXITED(t_wait(pid), 7);
+		rec = log_next(fd, pid);
+		REC("fault_addr", "-");
+		_exit(0);
 	}
 }
 
