@@ -25,7 +25,7 @@ int complain(const char *what)
 int complain_add(const char *name)
 {
 	if (errno == EPERM)
-		return say(name, ": that is for root; without it you add points to files of your own");
+		return say(name, ": that is for root; without it you add points to files of your own, if you have no no_new_privs");
 	if (errno == EDQUOT)
 		return say(name, ": you have as many points as a user can: remove some");
 	if (errno == EOPNOTSUPP)

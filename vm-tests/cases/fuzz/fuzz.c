@@ -19,6 +19,7 @@
 #include <poll.h>
 #include <pthread.h>
 #include <sched.h>
+#include <setjmp.h>
 #include <signal.h>
 #include <stdatomic.h>
 #include <stdbool.h>
@@ -413,11 +414,30 @@ static void op_lwrite(void)
 	DO(lwrite, syscall(503, file(), pointer(), size(), one_in(30) ? flags(0) : 0));
 }
 
-/* A function with a point, now and then */
-long pointed(long (*body)(long arg), long arg);
-__asm__(".text\n.globl pointed, pointed_return\n.type pointed, @function\npointed:\npush %rbx\nmov %rdi, %rbx\nmov %rsi, %rdi\ncall *%rbx\n"
-	"pop %rbx\npointed_return:\nret\n.size pointed, . - pointed\n");
-extern char pointed_return[];
+/* Functions with points */
+typedef long pointed(long (*body)(long arg), long arg);
+#define POINTED(name) \
+	pointed name; \
+	extern char name##_return[]; \
+	__asm__(".text\n.globl " #name ", " #name "_return\n.type " #name ", @function\n" #name ": push %rbx\nmov %rdi, %rbx\nmov %rsi, %rdi\n" \
+		"call *%rbx\npop %rbx\n" #name "_return: ret\n.size " #name ", . - " #name "\n")
+POINTED(gives_up);
+POINTED(corks);
+POINTED(cascades);
+POINTED(hurries);
+static const struct {
+	const char *name;
+	pointed *entry;
+	const char *leave;
+	uint32_t output, deadline_ms, inject;
+} points[] = {
+	{ "gives_up", gives_up, gives_up_return, RESCUE_GIVE_UP, 0, 7 },
+	{ "corks", corks, corks_return, RESCUE_CORK, 0, 5 },
+	{ "cascades", cascades, cascades_return, RESCUE_CASCADE, 0, 0 },
+	{ "hurries", hurries, hurries_return, RESCUE_CORK, 15, 0 },
+};
+static __thread jmp_buf left;
+
 /* Where in our file it is, and what that is added to */
 static uint64_t text_offset(const void *address)
 {
@@ -429,11 +449,13 @@ static uint64_t text_offset(const void *address)
 /* In a scope. What is counted is in memory that is shared, and would give it up. */
 static long in_scope(long n)
 {
+	struct iovec parts[2] = { { ARENA, below(3000) }, { ARENA + PG, below(3000) } };
+	struct msghdr message = { .msg_iov = parts, .msg_iovlen = 2 };
 	int fds[2], fd;
 	char *p;
 
-	while (n--) {
-		switch (below(16)) {
+	while (n-- > 0) {
+		switch (below(24)) {
 		case 0: p = mmap(NULL, below(40) * PG, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
 			if (p != MAP_FAILED && one_in(2))
 				munmap(p, PG);
@@ -456,7 +478,16 @@ static long in_scope(long n)
 		case 12: if (one_in(8))
 				syscall(SYS_fork) ?: (long)syscall(SYS_exit_group, 0);
 			break;
-		case 13: syscall(507, below(2) ? RESCUE_ENTER : RESCUE_LEAVE, 0, 0, 0); break;
+		case 13: syscall(507, below(2) ? RESCUE_ENTER : RESCUE_LEAVE, below(2) ? EIO : 0, 0, 0); break;
+		case 14: syscall(SYS_sendmsg, file(), &message, PICK(0, MSG_DONTWAIT, MSG_NOSIGNAL, MSG_MORE)); break;
+		case 15: syscall(SYS_writev, file(), parts, below(3)); break;
+		case 16: syscall(SYS_sendfile, file(), file(), one_in(2) ? pointer() : NULL, size() % 5000); break;
+		case 17: syscall(SYS_recvmsg, file(), &message, MSG_DONTWAIT); break;
+		case 18: syscall(SYS_close, file()); break;
+		case 19: points[below(LEN(points))].entry(in_scope, n); break;
+		case 20: if (one_in(4))
+				longjmp(left, 1);
+			break;
 		default: ARENA[below(ARENA_SIZE)]++;
 		}
 	}
@@ -465,15 +496,48 @@ static long in_scope(long n)
 	return 0;
 }
 
-static void add_point(void)
+static void add_points(void)
 {
-	uint64_t offset = text_offset(pointed_return);
-	struct rescue_point point = { .fd = open(self_path, O_RDONLY | O_CLOEXEC), .nr_returns = 1, .entry = text_offset(pointed),
-		.returns = (uintptr_t)&offset, .burst = RESCUE_BURST_MAX, .interval_ms = 1, .inject = 7, .name = "fuzz" };
+	for (size_t i = 0; i < LEN(points); i++) {
+		uint64_t offset = text_offset(points[i].leave);
+		struct rescue_point point = { .fd = open(self_path, O_RDONLY | O_CLOEXEC), .nr_returns = 1,
+			.entry = text_offset((const void *)points[i].entry), .returns = (uintptr_t)&offset, .burst = RESCUE_BURST_MAX,
+			.interval_ms = 1, .output = points[i].output, .deadline_ms = points[i].deadline_ms, .inject = points[i].inject };
 
-	if (syscall(507, RESCUE_ADD, &point, sizeof(point), 0) < 0)
-		perror("# no point");
-	close(point.fd);
+		snprintf(point.name, sizeof(point.name), "%s", points[i].name);
+		if (syscall(507, RESCUE_ADD, &point, sizeof(point), 0) < 0)
+			perror("# no point");
+		close(point.fd);
+	}
+}
+
+/* Of the line of a point; 0 if it is not there */
+static unsigned long number_of(const char *line, const char *key)
+{
+	const char *found = strstr(line, key);
+
+	return found ? strtoul(found + strlen(key), NULL, 10) : 0;
+}
+
+/* Has each point been entered and left, and have they been of use? */
+static bool points_used(void)
+{
+	FILE *f = fopen("/proc/rescue", "re");
+	unsigned long rescued = 0, held = 0;
+	unsigned int used = 0;
+	char line[2048];
+
+	while (f && fgets(line, sizeof(line), f)) {
+		printf("# %s", line);
+		if (!number_of(line, "id="))
+			continue;
+		used += number_of(line, " entered=") >= 5 && number_of(line, " left=");
+		rescued += number_of(line, " rescued=");
+		held += number_of(line, " held=");
+	}
+	if (f)
+		fclose(f);
+	return used == LEN(points) && rescued && held;
 }
 
 static void op_rescue(void)
@@ -508,9 +572,12 @@ static void op_rescue(void)
 		close(fd);
 		break;
 	case 5: case 6:
-		pointed(in_scope, below(6));
+		if (!setjmp(left))
+			points[below(LEN(points))].entry(in_scope, below(6));
 		break;
 	default:
+		if (setjmp(left))
+			break;
 		if (DO(rescue, syscall(507, RESCUE_ENTER, one_in(20) ? below(5000) : EIO, one_in(4) ? below(50) : 0, below(20) ? below(3) : 9)))
 			break;
 		in_scope(below(6));
@@ -1435,13 +1502,13 @@ int main(int argc, char **argv)
 		default: return 2;
 		}
 	}
-	printf("KTAP version 1\n1..4\n# seed %llu, %d services, %g minutes\n", (unsigned long long)shm->seed,
+	printf("KTAP version 1\n1..5\n# seed %llu, %d services, %g minutes\n", (unsigned long long)shm->seed,
 	       shm->services, minutes);
 	rng = shm->seed;
 	prctl(PR_SET_CHILD_SUBREAPER, 1);
 	put_number("enabled", 1);
 	put_number("min_interval_ms", 0);
-	add_point();
+	add_points();
 
 	begin = shown = now_ms();
 	end = begin + minutes * 60000;
@@ -1522,6 +1589,7 @@ int main(int argc, char **argv)
 	verdict(end_all(), "all processes end");
 	verdict(shm->restarts >= 10 && hangs && exits && cores && suspects,
 		"restarts by faults, hangs and exits, with core dumps and suspects");
+	verdict(points_used(), "rescue points are entered and left, undo faults and hold output");
 	verdict(report(), "every call is reached, succeeds and fails");
 	return 0;
 }

@@ -69,9 +69,10 @@ def make(*args: str, ok: tuple[int, ...] = (0,)) -> str:
     return output("make", "-s", f"-j{os.cpu_count()}", f"O={OBJECTS}", *args, cwd=TREE, ok=ok)
 
 
-def configure(*fragments: str) -> None:
+def configure(*fragments: str, without: str = "") -> None:
     OBJECTS.mkdir(parents=True, exist_ok=True)
     wanted = "".join((TOP / "configs" / name).read_text() for name in fragments or FRAGMENTS)
+    wanted = wanted.replace(f"CONFIG_{without}=y", f"# CONFIG_{without} is not set")
     fragment = OBJECTS / "wanted.config"
     if not fragment.exists() or fragment.read_text() != wanted or not (OBJECTS / ".config").exists():
         fragment.write_text(wanted)

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: GPL-2.0-or-later
-"""Every prefix of the kernel series compiles, as far as it goes, and the whole with its options off. (The suite bisect compiles and boots
+"""Every prefix of the kernel series compiles, as far as it goes, and the whole with its options off, or one of them. (The suite bisect compiles and boots
 all of each: hours.)"""
 
 from collections.abc import Iterator
@@ -50,5 +50,14 @@ def off() -> Iterator[str]:
         yield str(error)
 
 
+def alone() -> Iterator[str]:
+    """Rescue points compile without peers that go back, too."""
+    configure(without="RESCUE_CASCADE")
+    try:
+        make("KCFLAGS=-Werror", *own(), *sorted({name for patch in series() if "RESCUE" in patch.read_text() for name in touched(patch)}))
+    except RuntimeError as error:
+        yield str(error)
+
+
 if __name__ == "__main__":
-    main(prefixes, off)
+    main(prefixes, off, alone)

@@ -155,6 +155,10 @@ def manual_pages() -> Iterator[str]:
         text = output("mandoc", "-T", "lint", "-W", "warning", page, ok=(0, 1, 2, 3, 4))
         # A page is as old as its release: there is no date to forget
         yield from (line for line in text.splitlines() if "missing date" not in line)
+        # Who calls a function has to know from where he may
+        attributes = re.search(r"^\.Sh ATTRIBUTES\n(.*?)^\.Sh ", page.read_text(), re.M | re.S)
+        if page.suffix in (".2", ".3") and not (attributes and "thread" in attributes[1] and "signal" in attributes[1]):
+            yield f"{rel(page)}: no section ATTRIBUTES that speaks of threads and signal handlers"
 
 
 if __name__ == "__main__":

@@ -19,8 +19,8 @@ TARGETS = ("clone3", "core", "exec", "filesystems/epoll", "ipc", "pidfd", "ptrac
 NET_SCRIPTS = {"run_netsocktests", "run_afpackettests", "reuseport_addr_any.sh", "reuseaddr_ports_exhausted.sh",
                "tcp_fastopen_backup_key.sh", "udpgso.sh", "psock_snd.sh", "cmsg_so_mark.sh", "cmsg_ipv6.sh",
                "ipv6_flowlabel.sh", "rxtimestamp.sh", "ip_local_port_range.sh", "bind_bhash.sh"}
-# One measures, and takes long; the other kills either kernel on the processor that QEMU emulates
-LEFT_OUT = {"seccomp:seccomp_benchmark", "x86:sysret_ss_attrs_64"}
+# One measures, and takes long; two kill either kernel on the processor that QEMU emulates; one is of the series, and has a suite
+LEFT_OUT = {"seccomp:seccomp_benchmark", "x86:sysret_ss_attrs_64", "x86:test_syscall_vdso_32", "net:tcp_replica"}
 PLACE = BUILD / "test" / "kselftest"
 LIMIT_S = 120
 

@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 /* A kernel with the series applied and its options off is an ordinary kernel. */
 #include "../lib/t.h"
+#include <netinet/in.h>
+#include <perdure/rescue.h>
+#include <perdure/tcp_replica.h>
 
 TV(no_such_calls)
 {
@@ -30,6 +33,24 @@ T(no_traces_of_it)
 {
 	T_EXPECT(access("/proc/sys/kernel/restart", F_OK));
 	T_EXPECT(access("/sys/kernel/tracing/events/zlr", F_OK));
+	T_ERR(access("/proc/net/tcp_replica", F_OK), ENOENT);
+	T_ERR(access("/proc/rescue", F_OK), ENOENT);
+}
+
+T(no_such_options)
+{
+	static const int options[] = { TCP_REPLICA, TCP_CASCADE };
+
+	for (size_t i = 0; i < ARRAY_LEN(options); i++) {
+		int s = T_OK(socket(AF_INET, SOCK_STREAM, 0));
+		char value[256] = { 0 };
+		socklen_t size = sizeof(value);
+
+		T_ERR(setsockopt(s, IPPROTO_TCP, options[i], value, sizeof(value)), ENOPROTOOPT);
+		T_ERR(setsockopt(s, IPPROTO_TCP, options[i], value, sizeof(int)), ENOPROTOOPT);
+		T_ERR(getsockopt(s, IPPROTO_TCP, options[i], value, &size), ENOPROTOOPT);
+		close(s);
+	}
 }
 
 T(faults_kill)

@@ -21,8 +21,10 @@ if [ "$(wc -l < /proc/swaps)" = 1 ]; then
 	trap 'swapoff "$swap"; losetup -d "$swap"; rm -rf "$out"' EXIT
 fi
 
-# It takes a third of the time there, and is about who may: no lock, no memory
+# They take long there, and reach no lock and no memory that others do not: who may, kinds of faults, each reason, many of the same
 if [[ ${PERDURE_PROFILE:-} == debug && $1 == rescue_test && $# == 1 ]]; then
-	set -- "$1" -T own
+	for test in own kinds gives_up many small threads_that_lock much_memory cleared_tid; do
+		set -- "$@" -T "$test"
+	done
 fi
 "$out/$1" "${@:2}"
