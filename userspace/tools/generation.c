@@ -107,18 +107,20 @@ static FILE *open_status(void)
 	return f;
 }
 
-/* A hash of all that an execve(2) does not bring back. */
-static uint64_t credentials(void)
+/* What no execve(2) brings back, and what one of root's does */
+static const char *const keys[] = { "Uid:", "Gid:", "Groups:", "CapBnd:", "NoNewPrivs:", "Seccomp:", "Seccomp_filters:",
+				    "CapInh:", "CapPrm:", "CapAmb:" };
+enum { LASTING = 7, ALL = sizeof(keys) / sizeof(*keys) };
+
+/* A hash of so many of them; closes the file. */
+static uint64_t credentials(FILE *f, size_t nr_keys)
 {
-	static const char *const keys[] = { "Uid:", "Gid:", "Groups:", "CapInh:", "CapPrm:", "CapBnd:", "CapAmb:",
-					    "NoNewPrivs:", "Seccomp:", "Seccomp_filters:" };
 	uint64_t h = 0xcbf29ce484222325;
-	FILE *f = open_status();
 	char *line = NULL;
 	size_t size = 0;
 
 	while (getline(&line, &size, f) > 0)
-		for (size_t i = 0; i < sizeof(keys) / sizeof(*keys); i++)
+		for (size_t i = 0; i < nr_keys; i++)
 			if (!strncmp(line, keys[i], strlen(keys[i])))
 				h = hash(h, line);
 	free(line);
@@ -224,7 +226,8 @@ static void note_files(struct start *s)
 
 void start_note(struct start *s)
 {
-	s->credentials = credentials();
+	s->credentials = credentials(open_status(), ALL);
+	s->lasting = credentials(open_status(), LASTING);
 	s->umask = umask(0);
 	umask(s->umask);
 	s->ignored = status_mask("SigIgn:");
@@ -273,8 +276,8 @@ char *start_text(const struct start *s)
 
 	if (!f)
 		err(FAILED, "arguments");
-	fprintf(f, "%lx %x %x %lx %x %lx %lx %x", s->born_ns, s->deaths, s->keeper, s->credentials, s->umask, s->ignored, s->blocked,
-		s->own_cgroup);
+	fprintf(f, "%lx %x %x %lx %lx %x %lx %lx %x", s->born_ns, s->deaths, s->keeper, s->credentials, s->lasting, s->umask, s->ignored,
+		s->blocked, s->own_cgroup);
 	for (int i = 0; i < 16; i++)
 		fprintf(f, " %lx %lx", s->limits[i].soft, s->limits[i].hard);
 	fprintf(f, " %zx", s->nr_files);
@@ -302,6 +305,7 @@ bool start_parse(struct start *s, const char *text)
 	s->deaths = take(&text);
 	s->keeper = take(&text);
 	s->credentials = take(&text);
+	s->lasting = take(&text);
 	s->umask = take(&text);
 	s->ignored = take(&text);
 	s->blocked = take(&text);
@@ -439,12 +443,27 @@ out:
 	return n;
 }
 
+bool start_has_changed(const struct start *s, pid_t pid)
+{
+	struct stat ours, its;
+	char path[40];
+	FILE *f;
+
+	/* To another user namespace, the numbers are others */
+	snprintf(path, sizeof(path), "/proc/%d/ns/user", pid);
+	if (stat("/proc/self/ns/user", &ours) || stat(path, &its) || ours.st_ino != its.st_ino)
+		return false;
+	snprintf(path, sizeof(path), "/proc/%d/status", pid);
+	f = fopen(path, "re");
+	return f && credentials(f, LASTING) != s->lasting;
+}
+
 const char *start_restore(struct start *s, int *ports, size_t nr_ports)
 {
 	static const struct itimerval never;
 	const char *why;
 
-	if (credentials() != s->credentials)
+	if (credentials(open_status(), ALL) != s->credentials)
 		return "it has given up privileges, or filters its system calls, since it was started";
 	why = restore_files(s, ports, nr_ports);
 	if (why)
@@ -506,6 +525,27 @@ static struct process *processes(size_t *n)
 	return list;
 }
 
+static pid_t parent_of(const struct process *list, size_t n, pid_t pid)
+{
+	for (size_t i = 0; i < n; i++)
+		if (list[i].pid == pid)
+			return list[i].parent;
+	return 0;
+}
+
+/* ExecReload= of our unit is in our cgroup, and waits for what it has asked for: that, and what it is part of, if it is not ours. */
+static void spare(struct process *list, size_t n, pid_t asker, pid_t base)
+{
+	bool within = false;
+	pid_t pid;
+
+	for (pid = asker; pid > 1 && !within; pid = parent_of(list, n, pid))
+		within = pid == base;
+	for (pid = asker; pid > 1; pid = within ? 0 : parent_of(list, n, pid))
+		for (size_t i = 0; i < n; i++)
+			list[i].ours &= list[i].pid != pid;
+}
+
 /* Who descends from base, and who shares a cgroup that is ours. Not this process, its keeper, nor base. */
 static size_t signal_children(const struct start *s, pid_t base, int sig)
 {
@@ -533,6 +573,7 @@ static size_t signal_children(const struct start *s, pid_t base, int sig)
 			list[i].ours |= is;
 		}
 	}
+	spare(list, n, s->asker, base);
 	for (size_t i = 0; i < n; i++) {
 		if (!list[i].ours || list[i].pid == getpid() || list[i].pid == base || list[i].pid == s->keeper)
 			continue;

@@ -19,7 +19,8 @@ struct start {
 	uint64_t born_ns;		/* CLOCK_MONOTONIC: when this generation was executed */
 	unsigned int deaths;		/* so many generations before it died right after that */
 	pid_t keeper;			/* our parent, which can start the program with the privileges that it had; 0: none */
-	uint64_t credentials;		/* a hash */
+	pid_t asker;			/* of this restart, 0: nobody has; not passed on */
+	uint64_t credentials, lasting;	/* hashes, of all and of what no execve(2) brings back */
 	mode_t umask;
 	uint64_t ignored, blocked;	/* signals */
 	struct { uint64_t soft, hard; } limits[16];
@@ -46,6 +47,9 @@ bool start_parse(struct start *s, const char *text);
  */
 const char *start_restore(struct start *s, int *ports, size_t nr_ports);
 
+/* Is that process no longer what it was, as far as can be told from outside? Then start_restore() will fail in it. */
+bool start_has_changed(const struct start *s, pid_t pid);
+
 /* Closes everything but these, which it sorts. */
 void close_others(int *keep, size_t n);
 
@@ -53,8 +57,8 @@ void close_others(int *keep, size_t n);
 void start_restore_flags(const struct start *s);
 
 /*
- * Ends what descends from base, and what else is in our cgroup where that is the service's own; never this process, nor
- * those in keep. SIGTERM, and SIGKILL a second later.
+ * Ends what descends from base, and what else is in our cgroup where that is the service's own; never this process, nor its keeper, nor
+ * who has asked for the restart. SIGTERM, and SIGKILL a second later.
  */
 void end_children(const struct start *s, pid_t base);
 
@@ -65,7 +69,8 @@ void end_children(const struct start *s, pid_t base);
 void start_block_all(void);
 void start_restore_mask(const struct start *s);
 
-/* How long to wait until the next generation, given that this one is over now. Counts deaths. */
+/* How long to wait until the next generation, given that this one is over now. Counts deaths; that somebody has asked for is none. */
+#define NO_DEATH	UINT64_MAX
 unsigned int back_off(struct start *s, uint64_t now_ns, unsigned int delay_ms);
 
 /* Listening sockets that the program opened through the preloaded library; at most max. */

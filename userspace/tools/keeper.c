@@ -9,10 +9,12 @@
 #include <err.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <limits.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
@@ -30,7 +32,10 @@
 enum { FAILED = 125, TIMES = 64 };
 
 static pid_t program;
-static int log_fd = -1;
+static int log_fd = -1, told_fd = -1;
+static int program_fd = -1;		/* a pidfd; by it, others know which of our children is the program */
+static char *before;			/* the program before the one on trial; NULL: there is none */
+static uint64_t trial_ns;		/* how long that is */
 static uint64_t times[TIMES];		/* of restarts; a ring */
 static unsigned int nr_times;
 
@@ -64,6 +69,11 @@ void await_turn(struct start *s, uint64_t over_ns, const char *name, unsigned in
 		warn("--pid-file %s", pid_file);
 }
 
+static const char *name(const struct keeper_options *o)
+{
+	return basename(*o->path);
+}
+
 static bool is_fault(int sig)
 {
 	return sig == SIGSEGV || sig == SIGBUS || sig == SIGILL || sig == SIGFPE || sig == SIGABRT || sig == SIGSYS ||
@@ -77,13 +87,54 @@ static void count_restart(uint64_t now)
 	times[nr_times++ % TIMES] = now;
 }
 
-/* What the kernel has done about the program since we looked last: restarts. -1: it has reached the limit. */
-static int look_at_log(uint64_t now)
+/* ---- upgrades ---- */
+
+/* Somebody who may has exchanged the program: from now on that is ours to start. */
+static void exchange(const struct keeper_options *o)
+{
+	static char text[PATH_MAX + 16];
+	ssize_t n = told_fd < 0 ? -1 : pread(told_fd, text, sizeof(text) - 1, 0);
+	unsigned long ms;
+	char *path;
+
+	if (n <= 0)
+		return;
+	text[n] = 0;
+	ms = strtoul(text, &path, 10);
+	if (path == text || *path++ != ' ' || *path != '/' || !strcmp(path, *o->path))
+		return;
+	before = *o->path;
+	trial_ns = ms * 1000000ull;
+	*o->path = strdup(path);
+	if (!*o->path)
+		err(FAILED, "upgrade");
+}
+
+/* It has failed in its trial. */
+static void exchange_back(const struct keeper_options *o)
+{
+	if (!before)
+		return;
+	*o->path = before;
+	before = NULL;
+	if (ftruncate(told_fd, 0))
+		warn("upgrade");
+}
+
+/* ---- the log ---- */
+
+struct news {
+	int restarts;			/* after faults */
+	bool limit, asked;		/* it has reached the limit; the last one was asked for, */
+	pid_t asker;			/* by this process */
+};
+
+/* What the kernel has done about the program since we looked last. */
+static struct news look_at_log(uint64_t now, const struct keeper_options *o)
 {
 	static char buf[64 << 10];
+	struct news news = { 0 };
 	char pid[32];
-	bool limit = false;
-	int restarts = 0;
 	ssize_t n;
 
 	snprintf(pid, sizeof(pid), " pid=%d ", program);
@@ -92,14 +143,24 @@ static int look_at_log(uint64_t now)
 		for (char *line = strtok(buf, "\n"); line; line = strtok(NULL, "\n")) {
 			if (!strstr(line, pid))
 				continue;
+			if (strstr(line, " outcome=reverted"))
+				exchange_back(o);
 			if (strstr(line, " outcome=restarted")) {
-				count_restart(now);
-				restarts++;
+				const char *tid = strstr(line, " tid=");
+
+				news.asked = strstr(line, " cause=asked ") != NULL;
+				news.asker = news.asked && tid ? atoi(tid + 5) : 0;
+				if (news.asked) {
+					exchange(o);
+				} else {
+					count_restart(now);
+					news.restarts++;
+				}
 			}
-			limit |= strstr(line, " outcome=limit") != NULL;
+			news.limit |= strstr(line, " outcome=limit") != NULL;
 		}
 	}
-	return limit ? -1 : restarts;
+	return news;
 }
 
 static unsigned int left(const struct keeper_options *o, uint64_t now)
@@ -136,6 +197,15 @@ static void start_program(struct start *s, launch_fn *launch, int *ports, size_t
 	if (program < 0)
 		err(FAILED, "fork");
 	if (program) {
+		int fd = syscall(SYS_pidfd_open, program, 0);
+
+		/* By one number for ever: who looks finds it */
+		if (program_fd < 0) {
+			program_fd = fd;
+		} else if (fd >= 0) {
+			dup3(fd, program_fd, O_CLOEXEC);
+			close(fd);
+		}
 		/* They are the program's: what it closes is to be closed */
 		for (size_t i = 0; i < nr_ports; i++)
 			close(ports[i]);
@@ -143,6 +213,10 @@ static void start_program(struct start *s, launch_fn *launch, int *ports, size_t
 	}
 	if (log_fd >= 0)
 		close(log_fd);
+	if (told_fd >= 0)
+		close(told_fd);
+	if (program_fd >= 0)
+		close(program_fd);
 	/* Without us nobody would look after it */
 	prctl(PR_SET_PDEATHSIG, SIGTERM, 0, 0, 0);
 	if (getppid() != self)
@@ -158,17 +232,17 @@ static void start_program(struct start *s, launch_fn *launch, int *ports, size_t
 /* The sockets that a stopped generation has for the next one. */
 static size_t take_ports(int *ports, size_t max)
 {
-	int pidfd = syscall(SYS_pidfd_open, program, 0), listens;
-	socklen_t size = sizeof(listens);
+	socklen_t size = sizeof(int);
+	int listens;
 	struct dirent *d;
 	char path[32];
 	size_t n = 0;
 	DIR *dir;
 
 	snprintf(path, sizeof(path), "/proc/%d/fd", program);
-	dir = pidfd < 0 ? NULL : opendir(path);
+	dir = program_fd < 0 ? NULL : opendir(path);
 	while (dir && n < max && (d = readdir(dir))) {
-		int fd = isdigit((unsigned char)d->d_name[0]) ? (int)syscall(SYS_pidfd_getfd, pidfd, atoi(d->d_name), 0) : -1;
+		int fd = isdigit((unsigned char)d->d_name[0]) ? (int)syscall(SYS_pidfd_getfd, program_fd, atoi(d->d_name), 0) : -1;
 
 		if (fd < 0)
 			continue;
@@ -179,8 +253,6 @@ static size_t take_ports(int *ports, size_t max)
 	}
 	if (dir)
 		closedir(dir);
-	if (pidfd >= 0)
-		close(pidfd);
 	return n;
 }
 
@@ -248,7 +320,7 @@ static _Noreturn void end_as(const siginfo_t *end, const struct keeper_options *
 	if (end->si_code == CLD_EXITED) {
 		/* A daemon is a child of ours now, and nobody's soon */
 		if (!end->si_status && !waitid(P_ALL, 0, &(siginfo_t){ 0 }, WEXITED | WNOHANG | WNOWAIT))
-			warnx("%s went into the background, and is not protected: have it stay in the foreground", o->name);
+			warnx("%s went into the background, and is not protected: have it stay in the foreground", name(o));
 		exit(end->si_status);
 	}
 	die_of(end->si_status);
@@ -262,6 +334,7 @@ void keeper(struct start *s, const struct keeper_options *o, launch_fn *launch)
 	bool over;
 
 	prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0);
+	told_fd = memfd_create(TOLD, MFD_CLOEXEC);
 	log_fd = open("/proc/restart_log", O_RDONLY | O_NONBLOCK | O_CLOEXEC);
 	if (log_fd >= 0 && lseek(log_fd, 0, SEEK_END) < 0) {
 		close(log_fd);
@@ -276,8 +349,10 @@ void keeper(struct start *s, const struct keeper_options *o, launch_fn *launch)
 	start_program(s, launch, ports, 0, o->burst);
 	for (;;) {
 		siginfo_t got, end = { 0 };
+		struct news news;
+		bool no_fault;		/* it was asked for, or a program has failed in its trial */
 		unsigned int may;
-		int sig, seen, asked = 0;
+		int sig, asked = 0;
 
 		sig = sigwaitinfo(&all, &got);
 		if (sig < 0)
@@ -299,15 +374,16 @@ void keeper(struct start *s, const struct keeper_options *o, launch_fn *launch)
 		if (!over)
 			continue;
 
-		seen = look_at_log(now_ns());
-		may = seen < 0 ? 0 : left(o, now_ns());
+		news = look_at_log(now_ns(), o);
+		may = news.limit ? 0 : left(o, now_ns());
 		if (end.si_code == CLD_STOPPED) {
+			no_fault = news.asked;
 			/* The restart that did not help, and the start below are one, if we could see the former */
-			if (seen > 0) {
+			if (news.restarts > 0 && !no_fault) {
 				nr_times--;
 				may++;
 			}
-			if (!may) {
+			if (!may && !no_fault) {
 				/* It dies of its fault */
 				kill(program, SIGCONT);
 				continue;
@@ -320,19 +396,27 @@ void keeper(struct start *s, const struct keeper_options *o, launch_fn *launch)
 				die_of(asked);
 		} else {
 			nr_ports = 0;
-			if (end.si_code == CLD_EXITED ? !o->on_exit || !end.si_status : !is_fault(end.si_status))
+			news.asker = 0;
+			no_fault = before && now_ns() - s->born_ns < trial_ns &&
+				   (end.si_code == CLD_EXITED ? end.si_status : is_fault(end.si_status));
+			if (no_fault) {
+				warnx("%s has failed in its trial: %s again", *o->path, before);
+				exchange_back(o);
+			} else if (end.si_code == CLD_EXITED ? !o->on_exit || !end.si_status : !is_fault(end.si_status))
 				end_as(&end, o);
-			if (!may) {
-				warnx("%s died once too often (see --burst, --interval)", o->name);
+			if (!may && !no_fault) {
+				warnx("%s died once too often (see --burst, --interval)", name(o));
 				end_as(&end, o);
 			}
 		}
+		s->asker = news.asker;
 		if (!o->children)
 			end_children(s, getpid());
-		await_turn(s, now_ns(), o->name, o->delay_ms, o->pid_file);
-		count_restart(now_ns());
+		await_turn(s, no_fault ? NO_DEATH : now_ns(), name(o), o->delay_ms, o->pid_file);
+		if (!no_fault)
+			count_restart(now_ns());
 		start_program(s, launch, ports, nr_ports, o->interval_ms ? left(o, now_ns()) : o->burst);
-		warnx("%s is started afresh, as process %d", o->name, program);
-		record_afresh(o->name, &end);
+		warnx("%s is started afresh, as process %d", name(o), program);
+		record_afresh(name(o), &end);
 	}
 }

@@ -8,13 +8,21 @@
 #define SURRENDER	"perdurectl-end"
 
 struct keeper_options {
-	const char *name;		/* of the program, in messages */
+	char **path;			/* of the program that is started; changes with an upgrade */
 	unsigned int burst;		/* so many restarts, 1 to 64, */
 	uint64_t interval_ms;		/* in so many milliseconds; 0: without limit */
 	bool on_exit, children;		/* a status other than 0 is a fault; children of the old generation stay */
 	unsigned int delay_ms;
 	const char *pid_file;
 };
+
+/*
+ * What "perdurectl upgrade" tells a keeper, in a file in memory: whoever may look into it by ptrace(2) finds that among its
+ * descriptors.
+ * A path, and for how many milliseconds the program is on trial.
+ */
+#define TOLD		"perdurectl-program"
+#define TOLD_FORMAT	"%u %s"
 
 /* Becomes the program, with these sockets of the last generation's; the kernel restarts it at most burst times, if not 0. */
 typedef void launch_fn(struct start *s, int *ports, size_t nr_ports, unsigned int burst);

@@ -24,6 +24,7 @@
 #include <unistd.h>
 
 #include "facts.h"
+#include "metrics.h"
 #include "verdicts.h"
 #include "words.h"
 
@@ -502,13 +503,15 @@ static void tell(char *line, bool of_root)
 	FILE *f;
 	int n;
 
-	if (!opt.journal && !opt.hook) {
+	if (!opt.journal && !opt.hook && !opt.metrics) {
 		print_line(line);
 		if (ferror(stdout))
 			exit(FAILED);
 		return;
 	}
 	n = read_record(line, pairs, &unit);
+	if (opt.metrics)
+		metrics_count(pairs, n, unit, of_root);
 	f = open_memstream(&message, &size);
 	if (!f)
 		err(FAILED, "watch");
@@ -548,25 +551,17 @@ static bool may_see_all(void)
 	return n >= 0 && !strncmp(link, "user:[4026531837]", n);
 }
 
+static void print_cursor(FILE *to)
+{
+	fprintf(to, "%s %" PRId64 "\n", boot, seen);
+	verdicts_save(to);
+}
+
 /* What has been told is not told again by the next one of us. A restart of the machine leaves no records of before. */
 static void write_cursor(void)
 {
-	char *new;
-	FILE *f;
-
-	if (!opt.cursor)
-		return;
-	if (asprintf(&new, "%s.new", opt.cursor) < 0)
-		err(FAILED, "--cursor-file");
-	f = fopen(new, "we");
-	if (!f)
+	if (opt.cursor && !replace_file(opt.cursor, true, print_cursor))
 		err(FAILED, "--cursor-file %s", opt.cursor);
-	fprintf(f, "%s %" PRId64 "\n", boot, seen);
-	verdicts_save(f);
-	/* Without fsync(2), a loss of power may leave an empty one */
-	if (fflush(f) || ferror(f) || fsync(fileno(f)) || fclose(f) || rename(new, opt.cursor))
-		err(FAILED, "--cursor-file %s", opt.cursor);
-	free(new);
 }
 
 static void read_cursor(void)
@@ -631,6 +626,20 @@ static void see_program(char *line, bool of_root)
 	write_cursor();
 }
 
+/* A place that is full now may have room at the next record. */
+static void write_metrics(void)
+{
+	static bool said;
+
+	if (!opt.metrics || replace_file(opt.metrics, false, metrics_print)) {
+		said = false;
+		return;
+	}
+	if (!said)
+		warn("--metrics %s: not written; it is tried again", opt.metrics);
+	said = true;
+}
+
 static void see_old_program(char *line, bool of_root)
 {
 	(void)line;
@@ -664,6 +673,8 @@ int watch_log(int argc, char **argv, const struct log_options *options)
 		records(p[0].fd, from_now ? see_old : see_new);
 	verdicts_read(from_now ? see_old_program : see_program);
 	since_ns = 0;
+	if (opt.metrics && !replace_file(opt.metrics, false, metrics_print))
+		err(FAILED, "--metrics %s", opt.metrics);
 	for (;;) {
 		if (poll(p, 2, -1) < 0 && errno != EINTR)
 			err(FAILED, LOG);
@@ -673,6 +684,7 @@ int watch_log(int argc, char **argv, const struct log_options *options)
 			verdicts_watch_more(p[1].fd);
 			verdicts_read(see_program);
 		}
+		write_metrics();
 		if (ferror(stdout))
 			return FAILED;
 	}

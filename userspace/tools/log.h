@@ -12,7 +12,7 @@ struct log_options {
 	bool status;			/* of log: is there something to show? */
 	int64_t since;			/* what comes after this number; -1: not given */
 	bool journal;			/* of watch */
-	const char *hook, *cursor;
+	const char *hook, *cursor, *metrics;
 };
 
 int show_log(int argc, char **argv, const struct log_options *options);

@@ -6,8 +6,8 @@ _perdurectl() {
 	local own='--child-id --burst --interval --quarantine --on-exit --core --core-max --no-core --heartbeat --listen --pid-file --delay --keep-children --no-ports --keep --in-place --keeper --try --help'
 
 	for ((i = 1; i < COMP_CWORD; i++)); do
-		if [[ ${COMP_WORDS[i]} == -[nscH] || ${COMP_WORDS[i]} == --lines || ${COMP_WORDS[i]} == --since ||
-			${COMP_WORDS[i]} == --cursor-file || ${COMP_WORDS[i]} == --hook ]]; then
+		if [[ ${COMP_WORDS[i]} == -[nscHM] || ${COMP_WORDS[i]} == --lines || ${COMP_WORDS[i]} == --since ||
+			${COMP_WORDS[i]} == --cursor-file || ${COMP_WORDS[i]} == --hook || ${COMP_WORDS[i]} == --metrics ]]; then
 			((i++))
 		elif [[ ${COMP_WORDS[i]} != -* ]]; then
 			command=${COMP_WORDS[i]} at=$i
@@ -67,10 +67,10 @@ _perdurectl() {
 		if [[ $cur == -* ]]; then
 			case $command in
 			log) more='--lines --since --exit-code' ;;
-			watch) more='--since --cursor-file --hook --journal' ;;
+			watch) more='--since --cursor-file --hook --journal --metrics' ;;
 			esac
 			mapfile -t COMPREPLY < <(compgen -W "--json $more" -- "$cur")
-		elif [[ $prev == -c || $prev == --cursor-file ]]; then
+		elif [[ $prev == -[cM] || $prev == --cursor-file || $prev == --metrics ]]; then
 			mapfile -t COMPREPLY < <(compgen -f -- "$cur")
 		elif [[ $prev != -[nsH] && $prev != --lines && $prev != --since && $prev != --hook ]]; then
 			# The registered processes

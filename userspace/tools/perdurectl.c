@@ -302,6 +302,7 @@ static void usage(FILE *to)
 	      "    -c, --cursor-file FILE  and what has come since it was noted there\n"
 	      "    -H, --hook COMMAND   for each, executed by the shell, with PERDURE_MESSAGE and others in its environment\n"
 	      "    -J, --journal        to systemd's journal\n"
+	      "    -M, --metrics FILE   counts of them, for Prometheus\n"
 	      "  check            can this kernel do it?\n"
 	      "  run              a program that a fault restarts; perdurectl run --help\n"
 	      "  restart          start one of them again, in place; perdurectl restart --help\n"
@@ -327,6 +328,7 @@ int main(int argc, char **argv)
 		{ "cursor-file", required_argument, NULL, 'c' },
 		{ "hook", required_argument, NULL, 'H' },
 		{ "journal", no_argument, NULL, 'J' },
+		{ "metrics", required_argument, NULL, 'M' },
 		{ "help", no_argument, NULL, 'h' },
 		{ "version", no_argument, NULL, 'V' },
 		{ NULL, 0, NULL, 0 },
@@ -348,7 +350,7 @@ int main(int argc, char **argv)
 		return run(argc - 1, argv + 1);
 	if (argc > 1 && (!strcmp(argv[1], "restart") || !strcmp(argv[1], "upgrade")))
 		return upgrade(argc - 1, argv + 1);
-	while ((opt = getopt_long(argc, argv, "jn:s:xc:H:JhV", options, NULL)) != -1) {
+	while ((opt = getopt_long(argc, argv, "jn:s:xc:H:JM:hV", options, NULL)) != -1) {
 		switch (opt) {
 		case 'j':
 			json = log.json = true;
@@ -375,6 +377,9 @@ int main(int argc, char **argv)
 		case 'J':
 			log.journal = true;
 			break;
+		case 'M':
+			log.metrics = optarg;
+			break;
 		case 'h':
 			usage(stdout);
 			return 0;
@@ -397,8 +402,8 @@ int main(int argc, char **argv)
 	of_watch = !strcmp(command, "watch");
 	if ((log.last || log.status) && !of_log)
 		errx(USAGE, "--lines and --exit-code are for log");
-	if ((log.cursor || log.hook || log.journal) && !of_watch)
-		errx(USAGE, "--cursor-file, --hook and --journal are for watch");
+	if ((log.cursor || log.hook || log.journal || log.metrics) && !of_watch)
+		errx(USAGE, "--cursor-file, --hook, --journal and --metrics are for watch");
 	if (log.since >= 0 && !of_log && !of_watch)
 		errx(USAGE, "--since is for log and watch");
 	if (log.since >= 0 && log.cursor)

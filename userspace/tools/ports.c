@@ -91,6 +91,17 @@ static void forget(const char *name, const char *self)
 		unsetenv(name);
 }
 
+static void note(uint64_t inode)
+{
+	uint64_t n;
+
+	if (!list)
+		return;
+	n = __atomic_fetch_add(&list->count, 1, __ATOMIC_RELAXED);
+	if (n < PORTS)
+		list->inodes[n] = inode;
+}
+
 __attribute__((constructor)) static void begin(void)
 {
 	const char *text = getenv(PORTS_ENV);
@@ -127,22 +138,14 @@ __attribute__((constructor)) static void begin(void)
 		list = mmap(NULL, sizeof(*list), PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
 	if (list == MAP_FAILED)
 		list = NULL;
+	/* A generation that dies before it asks for them hands them on, too */
+	for (int i = 0; i < nr_ports; i++)
+		note(ports[i].inode);
 	high = fcntl(fd, F_DUPFD_CLOEXEC, HIGH);
 	if (high < 0)
 		high = fcntl(fd, F_DUPFD_CLOEXEC, 16);
 	if (high >= 0)
 		close(fd);
-}
-
-static void note(uint64_t inode)
-{
-	uint64_t n;
-
-	if (!list)
-		return;
-	n = __atomic_fetch_add(&list->count, 1, __ATOMIC_RELAXED);
-	if (n < PORTS)
-		list->inodes[n] = inode;
 }
 
 /* v6only: of the socket that is to be bound. One with a single address has that as soon as it is bound. */
@@ -198,8 +201,6 @@ static bool claim(int fd, const struct sockaddr *addr, socklen_t len)
 		if (done && flags >= 0)
 			fcntl(fd, F_SETFL, flags);
 		close(kept);
-		if (done)
-			note(p->inode);
 		return done;
 	}
 	return false;

@@ -32,7 +32,6 @@
 #include <perdure.h>
 
 #include "keeper.h"
-#include "numbers.h"
 #include "ports.h"
 #include "run.h"
 #include "words.h"
@@ -366,7 +365,7 @@ static void unable(const char *why)
 
 static void enroll(const char *path, char **argv)
 {
-	if (syscall(__NR_reregist, path, argv, environ, opt.child_id, REREGIST_EXEC)) {
+	if (perdure_reregist(path, argv, environ, opt.child_id, REREGIST_EXEC)) {
 		switch (errno) {
 		case ENOSYS:
 			unable("this kernel has no zero-loss restart: boot a Perdure kernel");
@@ -515,6 +514,11 @@ static _Noreturn void execute(const char *path, char **program)
 	err(errno == ENOENT ? NOT_FOUND : NOT_EXECUTABLE, "%s", path);
 }
 
+bool run_start(char **argv, struct start *s)
+{
+	return run_program(argv) && start_parse(s, argv[3]);
+}
+
 /* Becomes the program. In a later generation in place the policy is there already. */
 static void launch(struct start *s, int *ports, size_t nr_ports, unsigned int burst)
 {
@@ -530,7 +534,7 @@ static void launch(struct start *s, int *ports, size_t nr_ports, unsigned int bu
 	}
 	s->born_ns = now_ns();
 	if (opt.again) {
-		if (syscall(__NR_reregist, self, arguments_again(opt.path), environ, opt.child_id, REREGIST_EXEC))
+		if (perdure_reregist(self, arguments_again(opt.path), environ, opt.child_id, REREGIST_EXEC))
 			err(FAILED, "registering again");
 		start_restore_mask(s);
 	} else if (burst) {
@@ -557,6 +561,9 @@ static _Noreturn void surrender(const char *why, const struct reg_info *info, in
 		prctl(PR_SET_NAME, SURRENDER, 0, 0, 0);
 		raise(SIGSTOP);
 	}
+	/* Who asked for it has ended it, and it is to be started again */
+	if (info->flags & REG_ASKED)
+		_exit(FAILED);
 	if (!info->signo)
 		_exit(info->code);
 	die_of(info->signo);
@@ -580,9 +587,11 @@ static void again(void)
 	why = start_restore(&start, ports, nr_ports);
 	if (why)
 		surrender(why, &info, ports, nr_ports);
+	if (info.flags & REG_ASKED)
+		start.asker = info.fault_tid;
 	if (!opt.children)
 		end_children(&start, start.keeper ? start.keeper : getpid());
-	await_turn(&start, info.fault_time_ns, basename(opt.path), opt.delay_ms, opt.pid_file);
+	await_turn(&start, info.flags & REG_ASKED ? NO_DEATH : info.fault_time_ns, basename(opt.path), opt.delay_ms, opt.pid_file);
 	if (start.ignored & 1u << (SIGCHLD - 1))
 		signal(SIGCHLD, SIG_IGN);
 	launch(&start, ports, nr_ports, 0);
@@ -625,7 +634,7 @@ static uint64_t default_interval(void)
 
 int run(int argc, char **argv)
 {
-	struct keeper_options keep = { .burst = 1 };
+	struct keeper_options keep = { .burst = 1, .path = &opt.path };
 	char **program;
 	bool privileged;
 
@@ -652,7 +661,6 @@ int run(int argc, char **argv)
 	start_note(&start);
 	if (!opt.keeper && (opt.in_place || !has_privileges()))
 		launch(&start, NULL, 0, UINT_MAX);
-	keep.name = basename(strdup(opt.path));
 	keep.interval_ms = default_interval();
 	if (opt.policy.flags & RESTART_LIMIT) {
 		keep.burst = opt.policy.burst;

@@ -4,6 +4,7 @@
  * kernel does it (restartctl(2)); here is who that process is, what it is to execute, and what became of it, in words.
  */
 #include <ctype.h>
+#include <dirent.h>
 #include <err.h>
 #include <errno.h>
 #include <fcntl.h>
@@ -23,6 +24,7 @@
 
 #include <perdure.h>
 
+#include "keeper.h"
 #include "run.h"
 #include "upgrade.h"
 #include "words.h"
@@ -108,6 +110,14 @@ static void options(int argc, char **argv)
 		opt.trial = opt.wait > TRIAL_S ? opt.wait : TRIAL_S;
 }
 
+static double now(void)
+{
+	struct timespec t;
+
+	clock_gettime(CLOCK_MONOTONIC, &t);
+	return t.tv_sec + t.tv_nsec / 1e9;
+}
+
 /* ---- which process ---- */
 
 static char text[5 << 17];		/* argv of 128 KiB, every byte escaped */
@@ -138,6 +148,35 @@ static long long registered_number(long pid, const char *key)
 
 	free(value);
 	return n;
+}
+
+/* As the kernel writes them. In place; ended by NULL. */
+static char **words(char *line)
+{
+	size_t n = 1;
+	char **list, *to;
+	const char *from;
+	unsigned char c;
+
+	for (char *p = line; *p; p++)
+		n += *p == ' ';
+	list = calloc(n + 1, sizeof(*list));
+	if (!list)
+		err(UNCHANGED, "arguments");
+	n = 0;
+	list[n++] = to = line;
+	for (from = line; *from; ) {
+		if (*from == ' ') {
+			*to++ = 0;
+			list[n++] = to;
+			from++;
+		} else {
+			from = unescape(from, &c);
+			*to++ = c;
+		}
+	}
+	*to = 0;
+	return list;
 }
 
 /* What systemctl says of a property of the unit; empty when it knows nothing. */
@@ -191,19 +230,120 @@ static long in_cgroup(const char *unit, const char *cgroup)
 	return found;
 }
 
+/* Of /proc/PID/status; -1: it cannot be read */
+static long status_number(long pid, const char *key)
+{
+	static char status[16 << 10];
+	char path[64], *found;
+
+	snprintf(path, sizeof(path), "/proc/%ld/status", pid);
+	if (read_file(path, status, sizeof(status)) <= 0)
+		return -1;
+	found = strstr(status, key);
+	return found ? atol(found + strlen(key)) : -1;
+}
+
+/* What the process was started with by "perdurectl run"; false if it was not, or that is not for us to see. */
+static bool start_of(long pid, struct start *s)
+{
+	char *line = registered(pid, "argv");
+	char **argv = line ? words(line) : NULL;
+
+	return argv && argv[0] && argv[1] && argv[2] && run_start(argv, s);
+}
+
+static bool is_told(int dir, const char *name)
+{
+	static const char link[] = "/memfd:" TOLD " (deleted)";
+	char target[sizeof(link)];
+
+	return readlinkat(dir, name, target, sizeof(target)) == sizeof(link) - 1 && !memcmp(target, link, sizeof(link) - 1);
+}
+
+/*
+ * The process that this keeper has, by the pidfd that it holds; 0: none at the moment; -1: it is no keeper, or we may not look into it
+ * with ptrace(2).
+ */
+static long keeps(long keeper)
+{
+	char path[64 + NAME_MAX], info[512], *line;
+	bool is_keeper = false;
+	struct dirent *d;
+	long found = -1;
+	DIR *dir;
+
+	snprintf(path, sizeof(path), "/proc/%ld/fd", keeper);
+	dir = opendir(path);
+	while (dir && (d = readdir(dir))) {
+		is_keeper |= is_told(dirfd(dir), d->d_name);
+		snprintf(path, sizeof(path), "/proc/%ld/fdinfo/%s", keeper, d->d_name);
+		line = read_file(path, info, sizeof(info)) > 0 ? strstr(info, "\nPid:") : NULL;
+		if (line)
+			found = atol(line + 5) > 0 ? atol(line + 5) : 0;
+	}
+	if (dir)
+		closedir(dir);
+	return is_keeper ? found : -1;
+}
+
+/*
+ * The process that this keeper has, which is not the one that it had; 0: none. A child of the service's that has lost its parent is the
+ * keeper's, too, and may register itself, by whatever arguments: if the keeper cannot be asked, there must be one only.
+ */
+static long kept_by(long keeper, long other)
+{
+	long pid, found = keeps(keeper);
+	struct start s;
+	struct dirent *d;
+	DIR *dir;
+
+	if (found >= 0)
+		return found && found != other && start_of(found, &s) ? found : 0;
+	found = 0;
+	dir = opendir("/proc");
+	while (dir && (d = readdir(dir))) {
+		pid = atol(d->d_name);
+		if (pid <= 0 || pid == other || status_number(pid, "\nPPid:") != keeper || !start_of(pid, &s) || s.keeper != keeper)
+			continue;
+		if (found)
+			errx(NOBODY, "process %ld keeps a service, and processes %ld and %ld say that they are that: ask as root, or give the process id",
+			     keeper, found, pid);
+		found = pid;
+	}
+	if (dir)
+		closedir(dir);
+	return found;
+}
+
+/* A keeper's process means the one that it keeps. */
+static long program_of(long pid)
+{
+	double end = now() + opt.timeout;
+	long kept;
+
+	if (pid <= 0 || registered_number(pid, "registered") == 1)
+		return pid;
+	while (!(kept = keeps(pid)) && now() < end)
+		poll(NULL, 0, PACE_MS);
+	if (!kept)
+		errx(NOBODY, "process %ld keeps a service, which does not run at the moment: perdurectl log tells why", pid);
+	return kept > 0 ? kept : kept_by(pid, 0) ?: pid;
+}
+
 static long find_process(const char *who)
 {
+	long pid, main_pid;
 	char *end;
-	long pid;
 
 	if (isdigit((unsigned char)*who)) {
 		pid = strtol(who, &end, 10);
 		if (!*end && pid > 0)
-			return pid;
+			return program_of(pid);
 	}
-	pid = atol(property(who, "MainPID"));
+	main_pid = atol(property(who, "MainPID"));
+	pid = program_of(main_pid);
 	/* A wrapper may be the main process, and not the service. */
-	if (pid <= 0 || registered_number(pid, "registered") != 1) {
+	if (pid == main_pid && (pid <= 0 || registered_number(pid, "registered") != 1)) {
 		long other = in_cgroup(who, property(who, "ControlGroup"));
 
 		pid = other ? other : pid;
@@ -214,35 +354,6 @@ static long find_process(const char *who)
 }
 
 /* ---- which program ---- */
-
-/* As the kernel writes them. In place; ended by NULL. */
-static char **words(char *line)
-{
-	size_t n = 1;
-	char **list, *to;
-	const char *from;
-	unsigned char c;
-
-	for (char *p = line; *p; p++)
-		n += *p == ' ';
-	list = calloc(n + 1, sizeof(*list));
-	if (!list)
-		err(UNCHANGED, "arguments");
-	n = 0;
-	list[n++] = to = line;
-	for (from = line; *from; ) {
-		if (*from == ' ') {
-			*to++ = 0;
-			list[n++] = to;
-			from++;
-		} else {
-			from = unescape(from, &c);
-			*to++ = c;
-		}
-	}
-	*to = 0;
-	return list;
-}
 
 /*
  * What the process is to execute instead: the new program with the arguments of the old one. What "perdurectl run" has
@@ -276,6 +387,90 @@ static void exchange(long pid, const char *program, struct restart_request *requ
 	request->argv = (uintptr_t)argv;
 }
 
+/* ---- who keeps it ---- */
+
+static struct {
+	long pid;			/* 0: nobody */
+	int fd;				/* where it is told, -1: it is not */
+	char before[PATH_MAX + 16];	/* what is there */
+	ssize_t len;
+} kept = { .fd = -1 };
+
+/* Where this process cannot become what it was, somebody else has to start it, or nobody can. */
+static void find_keeper(long pid)
+{
+	long parent = status_number(pid, "\nPPid:"), its;
+	struct start s;
+
+	if (!start_of(pid, &s))
+		return;
+	/* In a container, it knows itself by another number */
+	its = s.keeper ? keeps(parent) : 0;
+	if (its == pid || (its < 0 && parent == s.keeper))
+		kept.pid = parent;
+	else if (start_has_changed(&s, pid))
+		errx(UNCHANGED, "process %ld cannot be restarted in its process: it has given up privileges, or filters its system calls, since "
+		     "it was started (perdurectl run without --in-place keeps them for it); nothing has changed", pid);
+}
+
+/* It starts the new program from now on, should it have to. */
+static void tell_keeper(const char *program)
+{
+	char path[64];
+	struct dirent *d;
+	DIR *dir;
+
+	snprintf(path, sizeof(path), "/proc/%ld/fd", kept.pid);
+	dir = opendir(path);
+	while (dir && kept.fd < 0 && (d = readdir(dir)))
+		if (is_told(dirfd(dir), d->d_name))
+			kept.fd = openat(dirfd(dir), d->d_name, O_RDWR | O_CLOEXEC);
+	if (!dir || kept.fd < 0)
+		errx(UNCHANGED, "process %ld, the keeper of the service, cannot be told of the new program: only root, or who may look into it with "
+		     "ptrace(2), does that; nothing has changed", kept.pid);
+	closedir(dir);
+	kept.len = pread(kept.fd, kept.before, sizeof(kept.before), 0);
+	if (kept.len < 0 || ftruncate(kept.fd, 0) || dprintf(kept.fd, TOLD_FORMAT, (unsigned int)(opt.trial * 1000), program) < 0)
+		err(UNCHANGED, "process %ld, the keeper of the service", kept.pid);
+}
+
+/* Nothing has come of it. */
+static void untell_keeper(void)
+{
+	if (kept.fd >= 0 && (ftruncate(kept.fd, 0) || pwrite(kept.fd, kept.before, kept.len, 0) != kept.len))
+		warn("process %ld, the keeper of the service, believes that the program has changed", kept.pid);
+}
+
+/*
+ * Either the new generation has become the program by now, or it has found that it cannot; then the keeper ends it and starts another
+ * process. Returns which one.
+ */
+static long follow(long pid, int *pidfd)
+{
+	double end = now() + opt.timeout;
+	char path[64], comm[32];
+	long other = 0;
+
+	while (now() < end) {
+		snprintf(path, sizeof(path), "/proc/%ld/comm", other ? other : pid);
+		if (read_file(path, comm, sizeof(comm)) > 0 && strcmp(comm, "perdurectl\n") && strcmp(comm, SURRENDER "\n"))
+			break;
+		poll(NULL, 0, PACE_MS / 10);
+		if (poll(&(struct pollfd){ .fd = *pidfd, .events = POLLIN }, 1, 0) > 0)
+			other = kept_by(kept.pid, pid);
+	}
+	if (!other && poll(&(struct pollfd){ .fd = *pidfd, .events = POLLIN }, 1, 0) > 0)
+		errx(DEAD, "process %ld has ended, and there is no other one that is registered: perdurectl log", pid);
+	if (!other)
+		return pid;
+	close(*pidfd);
+	*pidfd = syscall(SYS_pidfd_open, other, 0);
+	if (*pidfd < 0)
+		errx(DEAD, "process %ld, in place of %ld, has ended: perdurectl log", other, pid);
+	warnx("process %ld could not be restarted in its process: in its place, its keeper has started process %ld", pid, other);
+	return other;
+}
+
 /* ---- and what became of it ---- */
 
 static void check(long pid, const char *program)
@@ -305,14 +500,6 @@ static void check(long pid, const char *program)
 static void on_alarm(int sig)
 {
 	(void)sig;
-}
-
-static double now(void)
-{
-	struct timespec t;
-
-	clock_gettime(CLOCK_MONOTONIC, &t);
-	return t.tv_sec + t.tv_nsec / 1e9;
 }
 
 /* 0 or an errno: asks as long as somebody else does, or has just done, and not for longer than --timeout. */
@@ -397,7 +584,10 @@ static int watch(long pid, int pidfd, uint64_t generation)
 	long long runs;
 
 	while (now() < end) {
-		if (poll(&p, 1, PACE_MS) > 0)
+		if (poll(&p, 1, PACE_MS) > 0 && kept.pid && !kill(kept.pid, 0))
+			errx(REVERTED, "process %ld has ended within %g s, and its keeper, process %ld, starts another one: perdurectl log", pid,
+			     opt.wait, kept.pid);
+		if (p.revents)
 			errx(DEAD, "process %ld has ended within %g s: perdurectl log %ld", pid, opt.wait, pid);
 		runs = registered_number(pid, "generation");
 		if (runs <= 0 || (uint64_t)runs == generation)
@@ -425,6 +615,7 @@ int upgrade(int argc, char **argv)
 	if (registered_number(pid, "registered") == 0)
 		refused(pid, ENOENT);
 	request.pidfd = pidfd;
+	find_keeper(pid);
 	if (opt.upgrade) {
 		program = absolute(opt.program);
 		if (!program)
@@ -437,7 +628,11 @@ int upgrade(int argc, char **argv)
 	if (opt.check)
 		check(pid, program ? program : "");
 
+	if (opt.upgrade && kept.pid)
+		tell_keeper(program);
 	error = ask(&request);
+	if (error)
+		untell_keeper();
 	if (error && request.generation)
 		errx(REVERTED, "process %ld: %s: %s; the program before runs again, as generation %llu", pid, program,
 		     strerror(error), (unsigned long long)request.generation);
@@ -447,6 +642,13 @@ int upgrade(int argc, char **argv)
 	if (error)
 		refused(pid, error);
 	printf("process %ld: generation %llu\n", pid, (unsigned long long)request.generation);
+	if (kept.pid) {
+		long other = follow(pid, &pidfd);
+
+		if (other != pid)
+			request.generation = registered_number(other, "generation");
+		pid = other;
+	}
 	if (registered_number(pid, "registered") == 0)
 		warnx("process %ld is registered no longer: the new program got privileges when it was executed, or has given it up", pid);
 	if (fflush(stdout))

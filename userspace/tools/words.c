@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 #include "words.h"
 
+#include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -50,4 +51,28 @@ ssize_t read_file(const char *path, char *buf, size_t size)
 	n = read_all(fd, buf, size);
 	close(fd);
 	return n;
+}
+
+bool replace_file(const char *path, bool durable, void (*print)(FILE *to))
+{
+	bool done = false;
+	char *new;
+	int error;
+	FILE *f;
+
+	if (asprintf(&new, "%s.new", path) < 0)
+		return false;
+	f = fopen(new, "we");
+	error = errno;
+	if (f) {
+		print(f);
+		done = !fflush(f) && !ferror(f) && (!durable || !fsync(fileno(f))) && !rename(new, path);
+		error = errno;
+		fclose(f);
+		if (!done)
+			unlink(new);
+	}
+	free(new);
+	errno = error;
+	return done;
 }

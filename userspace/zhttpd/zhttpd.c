@@ -552,6 +552,26 @@ static int listen_at(const char *address, int *port)
 	return fd;
 }
 
+/* A listener that a service manager has opened (sd_listen_fds(3)), -1: none. */
+static int given_listener(int *port)
+{
+	const char *pid = getenv("LISTEN_PID"), *fds = getenv("LISTEN_FDS");
+	struct sockaddr_in6 a = { 0 };		/* the port is where IPv4 has it, too */
+	socklen_t len = sizeof(a), int_len = sizeof(int);
+	int fd = STDERR_FILENO + 1, listens = 0, one = 1;
+
+	if (!pid || !fds || atoi(pid) != getpid())
+		return -1;
+	if (atoi(fds) != 1)
+		die("LISTEN_FDS=%s: it takes one socket", fds);
+	if (getsockopt(fd, SOL_SOCKET, SO_ACCEPTCONN, &listens, &int_len) || !listens ||
+	    setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof(one)) || getsockname(fd, (struct sockaddr *)&a, &len) ||
+	    fcntl(fd, F_SETFD, FD_CLOEXEC) || fcntl(fd, F_SETFL, fcntl(fd, F_GETFL) | O_NONBLOCK))
+		die("LISTEN_FDS: file %d is no listening socket of TCP", fd);
+	*port = ntohs(a.sin6_port);
+	return fd;
+}
+
 static void write_pid_file(void)
 {
 	FILE *f = fopen(opt.pid_file, "we");
@@ -592,7 +612,10 @@ static bool register_restart(char **argv)
 static void start(char **argv)
 {
 	struct epoll_event e = { .events = EPOLLIN, .data.u32 = LISTENER };
+	int given = given_listener(&opt.port);
 
+	closefrom((given < 0 ? STDERR_FILENO : given) + 1);	/* what others forgot to close is not ours */
+	open_state();
 	if (opt.cert)
 		tls_start();
 	g->max_connects = opt.max_connects;
@@ -600,7 +623,7 @@ static void start(char **argv)
 	g->root_fd = open(opt.root, O_PATH | O_DIRECTORY | O_CLOEXEC);
 	if (g->root_fd < 0)
 		die("cannot open %s: %s", opt.root, strerror(errno));
-	g->listen_fd = listen_at(opt.address, &opt.port);
+	g->listen_fd = given < 0 ? listen_at(opt.address, &opt.port) : given;
 	g->epoll_fd = epoll_create1(EPOLL_CLOEXEC);
 	if (g->epoll_fd < 0 || epoll_ctl(g->epoll_fd, EPOLL_CTL_ADD, g->listen_fd, &e))
 		die("epoll: %s", strerror(errno));
@@ -841,13 +864,10 @@ int main(int argc, char **argv)
 		say("the state is of no use: starting afresh, without the connections");
 		restarted = false;
 	}
-	if (restarted) {
+	if (restarted)
 		recover(&info, main_ns);
-	} else {
-		closefrom(STDERR_FILENO + 1);	/* what others forgot to close is not ours */
-		open_state();
+	else
 		start(argv);
-	}
 	loop();
 	return 0;
 }

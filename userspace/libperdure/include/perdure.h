@@ -35,6 +35,10 @@ PERDURE_API int perdure_abi_version(void);
 PERDURE_API ssize_t reregist(const char *bin_path, char *const argv[], char *const envp[],
 			     int child_id);
 
+/* The same with flags: REREGIST_EXEC, by which the registration stays over one execve(2). */
+PERDURE_API int perdure_reregist(const char *bin_path, char *const argv[], char *const envp[],
+				 int child_id, unsigned int flags);
+
 /* Drop the registration. -1 with ENOENT when there is none. */
 PERDURE_API int perdure_unregister(void);
 

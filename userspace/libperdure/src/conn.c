@@ -215,6 +215,10 @@ struct perdure_conns *perdure_conns_open(const char *name, int max, size_t tag_s
 		return NULL;
 	conns->max = max;
 	conns->record = (sizeof(struct record) + tag_size + 15) & ~15UL;
+	if ((size_t)max > SIZE_MAX / 16 / conns->record) {	/* of 32 bits */
+		errno = ENOMEM;
+		goto fail;
+	}
 	conns->restarted = look_back(&conns->suspect_fd);
 	conns->books = perdure_state_open(name, sizeof(struct books) + max * conns->record, LAYOUT << 16 | tag_size, NULL, NULL);
 	if (!conns->books)
@@ -416,7 +420,9 @@ uint64_t perdure_conn_number(const struct perdure_conn *c)
 
 size_t perdure_conn_skip(const struct perdure_conn *c)
 {
-	return c->skip > c->done ? c->skip - c->done : 0;
+	uint64_t left = c->skip > c->done ? c->skip - c->done : 0;
+
+	return left > SIZE_MAX ? SIZE_MAX : left;
 }
 
 static ssize_t read_some(struct perdure_conn *c, void *buf, size_t len)

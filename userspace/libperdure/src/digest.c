@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: LGPL-2.1-or-later
 #include "digest.h"
 
+#include <stdbool.h>
 #include <string.h>
 
 /* Fractional digits of pi, so that zeros do not stay zeros */
@@ -22,38 +23,89 @@ static void slowly(uint64_t *lanes, const char *p, size_t n)
 	}
 }
 
+static uint32_t value_slowly(const struct digest *d)
+{
+	const int words = d->len % DIGEST_STRIPE ? DIGEST_STRIPE / 8 : 0;
+	uint64_t sum = d->len, word;
+	int i;
+
+	for (i = 0; i < DIGEST_STRIPE / 8; i++) {
+		sum = (sum ^ d->lanes[i]) * 0x9e3779b97f4a7c15;
+		sum ^= sum >> 32;
+	}
+	for (i = 0; i < words; i++) {
+		memcpy(&word, d->rest + 8 * i, sizeof(word));
+		sum = (sum ^ word) * 0xbf58476d1ce4e5b9;
+		sum ^= sum >> 32;
+	}
+	return (sum * 0x9e3779b97f4a7c15) >> 32;
+}
+
 #ifdef __x86_64__
 #include <immintrin.h>
 
-__attribute__((target("aes,avx"))) static void by_aes(uint64_t *lanes, const char *p, size_t n)
+#define AES	__attribute__((target("aes,avx")))
+
+AES static void by_aes(uint64_t *lanes, const char *p, size_t n)
 {
-	__m128i *state = (__m128i *)lanes, lane[4];
+	__m128i *state = (__m128i *)lanes, a = _mm_loadu_si128(state), b = _mm_loadu_si128(state + 1),
+		c = _mm_loadu_si128(state + 2), d = _mm_loadu_si128(state + 3);
 	const __m128i *from = (const __m128i *)p;
+	size_t i, part;
+
+	for (; n; n -= part) {
+		part = n % 16 ? 1 : 16;
+#pragma GCC unroll 16
+		for (i = 0; i < part; i++, from += 4) {
+			a = _mm_aesenc_si128(a, _mm_loadu_si128(from));
+			b = _mm_aesenc_si128(b, _mm_loadu_si128(from + 1));
+			c = _mm_aesenc_si128(c, _mm_loadu_si128(from + 2));
+			d = _mm_aesenc_si128(d, _mm_loadu_si128(from + 3));
+		}
+	}
+	_mm_storeu_si128(state, a);
+	_mm_storeu_si128(state + 1, b);
+	_mm_storeu_si128(state + 2, c);
+	_mm_storeu_si128(state + 3, d);
+}
+
+AES static uint32_t value_by_aes(const struct digest *d)
+{
+	__m128i sum = _mm_set_epi64x(key[0], d->len);
 	int i;
 
 	for (i = 0; i < 4; i++)
-		lane[i] = _mm_loadu_si128(state + i);
-#pragma GCC unroll 16
-	for (; n; n--, from += 4) {
-		lane[0] = _mm_aesenc_si128(lane[0], _mm_loadu_si128(from));
-		lane[1] = _mm_aesenc_si128(lane[1], _mm_loadu_si128(from + 1));
-		lane[2] = _mm_aesenc_si128(lane[2], _mm_loadu_si128(from + 2));
-		lane[3] = _mm_aesenc_si128(lane[3], _mm_loadu_si128(from + 3));
-	}
-	for (i = 0; i < 4; i++)
-		_mm_storeu_si128(state + i, lane[i]);
+		sum = _mm_aesenc_si128(sum, _mm_loadu_si128((const __m128i *)d->lanes + i));
+	if (d->len % DIGEST_STRIPE)
+		for (i = 0; i < 4; i++)
+			sum = _mm_aesenc_si128(sum, _mm_loadu_si128((const __m128i *)d->rest + i));
+	/* Until each byte depends on all of what came last */
+	for (i = 0; i < 3; i++)
+		sum = _mm_aesenc_si128(sum, _mm_set_epi64x(key[1], key[2]));
+	return _mm_cvtsi128_si32(sum);
 }
+
+static bool has_aes(void)
+{
+	return __builtin_cpu_supports("aes") && __builtin_cpu_supports("avx");
+}
+#else
+#define by_aes		slowly
+#define value_by_aes	value_slowly
+
+static bool has_aes(void)
+{
+	return false;
+}
+#endif
 
 static void stripes(uint64_t *lanes, const char *p, size_t n)
 {
-	if (__builtin_cpu_supports("aes") && __builtin_cpu_supports("avx"))
+	if (has_aes())
 		by_aes(lanes, p, n);
 	else
 		slowly(lanes, p, n);
 }
-#else
-#define stripes slowly
-#endif
 
 void digest_add(struct digest *d, const void *data, size_t len)
 {
@@ -78,18 +130,5 @@ void digest_add(struct digest *d, const void *data, size_t len)
 
 uint32_t digest_value(const struct digest *d)
 {
-	const int words = d->len % DIGEST_STRIPE ? DIGEST_STRIPE / 8 : 0;
-	uint64_t sum = d->len, word;
-	int i;
-
-	for (i = 0; i < DIGEST_STRIPE / 8; i++) {
-		sum = (sum ^ d->lanes[i]) * 0x9e3779b97f4a7c15;
-		sum ^= sum >> 32;
-	}
-	for (i = 0; i < words; i++) {
-		memcpy(&word, d->rest + 8 * i, sizeof(word));
-		sum = (sum ^ word) * 0xbf58476d1ce4e5b9;
-		sum ^= sum >> 32;
-	}
-	return (sum * 0x9e3779b97f4a7c15) >> 32;
+	return has_aes() ? value_by_aes(d) : value_slowly(d);
 }

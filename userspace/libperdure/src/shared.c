@@ -49,8 +49,6 @@
 #define FILE_NAME_SIZE	(sizeof(FILE_NAME) + sizeof("4294967295-") + NAME_SIZE)
 #define SHM		"/dev/shm"		/* where shm_open(3) has it */
 
-_Static_assert(sizeof(void *) == 8, "shared areas need a 64-bit address space");
-
 struct header {
 	uint64_t magic;
 	uint64_t base;			/* where every process maps the data */
@@ -234,8 +232,12 @@ static void *reserve(struct header *h)
 	static const struct {
 		uint64_t base, size;
 	} range[] = {
+#if UINTPTR_MAX > UINT32_MAX
 		{ 0x480000000000, 1ULL << 43 },
 		{ 0x4000000000, 96ULL << 30 },
+#else
+		{ 0x98000000, 1ULL << 28 },
+#endif
 	};
 	size_t len = h->page + round_up(h->size, h->page);
 
@@ -248,7 +250,9 @@ static void *reserve(struct header *h)
 		for (uint64_t i = 0; i < tries; i++) {
 			uint64_t place = (first + i * (places / TRIES)) % places;
 			uint64_t want = h->base ? h->base - h->page : range[r].base + place * h->page;
-			char *p = mmap((void *)(uintptr_t)want, len, PROT_NONE,
+			/* Not of a program with more bits than this one */
+			char *p = want != (uintptr_t)want ? MAP_FAILED :
+				  mmap((void *)(uintptr_t)want, len, PROT_NONE,
 				       MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED_NOREPLACE, -1, 0);
 
 			if (p == (char *)(uintptr_t)want)
@@ -284,7 +288,7 @@ static void *map(int fd, const struct header *h, char *place)
 		errno = err;
 		return NULL;
 	}
-	*(struct handle *)place = (struct handle){ (struct header *)rw, h->size, h->page, h->sem };
+	*(struct handle *)place = (struct handle){ .h = (struct header *)rw, .size = h->size, .page = h->page, .sem = h->sem };
 	return place + h->page;
 }
 

@@ -43,8 +43,6 @@
 #define FD_NAME		"perdure-"		/* and the area's name: what /proc/PID/fd shows */
 #define SEALS		(F_SEAL_SHRINK | F_SEAL_GROW)
 
-_Static_assert(sizeof(void *) == 8, "state areas need a 64-bit address space");
-
 struct header {
 	uint64_t magic;
 	uint64_t base;			/* where every generation maps the file */
@@ -148,10 +146,16 @@ static int find(const char *name, struct header *h)
 /* Map the file at addr, and nowhere else. */
 static struct header *map_at(int fd, const struct header *h, uint64_t addr)
 {
-	size_t len = layout_total(h->size, h->page);
+	uint64_t len = layout_total(h->size, h->page);
 	void *want = (void *)(uintptr_t)addr;
-	char *p = mmap(want, len, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED_NOREPLACE, fd, 0);
+	char *p;
 
+	/* Of a program with more bits than this one */
+	if (addr != (uintptr_t)addr || len > SIZE_MAX) {
+		errno = ENOMEM;
+		return NULL;
+	}
+	p = mmap(want, len, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED_NOREPLACE, fd, 0);
 	if (p == MAP_FAILED)
 		return NULL;
 	if (p != want) {	/* Linux before 4.17 */
@@ -171,16 +175,21 @@ static struct header *map_at(int fd, const struct header *h, uint64_t addr)
 /*
  * Where new areas go: far from what Linux randomizes (program, heap and libraries) and from the
  * sanitizers' shadow memory, on x86-64 (47 bits) and arm64 (48 bits); the second row is for arm64
- * with 39 bits. The name chooses the slot, so that areas opened in another order, or for the first
- * time, do not take the place of an inherited one.
+ * with 39 bits, and the last for programs of 32 bits. The name chooses the slot, so that areas
+ * opened in another order, or for the first time, do not take the place of an inherited one; in 32
+ * bits there is no room to be sure of that.
  */
 static struct header *map_new(int fd, const struct header *h)
 {
 	static const struct {
 		uint64_t base, slot, slots;
 	} range[] = {
+#if UINTPTR_MAX > UINT32_MAX
 		{ 0x400000000000, 1ULL << 32, 2048 },
 		{ 0x2000000000, 1ULL << 30, 128 },
+#else
+		{ 0x80000000, 1ULL << 24, 24 },
+#endif
 	};
 	struct header *m = NULL;
 

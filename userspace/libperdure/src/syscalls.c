@@ -16,6 +16,11 @@ ssize_t reregist(const char *bin_path, char *const argv[], char *const envp[], i
 	return syscall(__NR_reregist, bin_path, argv, envp, child_id, 0);
 }
 
+int perdure_reregist(const char *bin_path, char *const argv[], char *const envp[], int child_id, unsigned int flags)
+{
+	return syscall(__NR_reregist, bin_path, argv, envp, child_id, flags);
+}
+
 int perdure_unregister(void)
 {
 	return syscall(__NR_reregist, NULL, NULL, NULL, 0, REREGIST_CLEAR);

@@ -131,8 +131,9 @@ class Left:
                 any_port = record is not None and bool(record.flags & ANY_PORT)
                 if listens or any_port:
                     found.append(_Found(fd, "listening", family, _place(family, name), name, any_port))
-                elif record is not None:
-                    connected.append((fd, family, name, True))      # and its peer has gone
+                elif record is not None or _place(family, name):
+                    # Its peer has gone, perhaps just now
+                    connected.append((fd, family, name, record is not None))
                 else:
                     found.append(_Found(fd, "unknown"))
             except OSError:

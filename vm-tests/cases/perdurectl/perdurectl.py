@@ -6,6 +6,7 @@ import json
 import os
 import re
 import resource
+import select
 import shutil
 import signal
 import socket
@@ -601,6 +602,97 @@ def hook() -> Iterator[str]:
     yield from differ("second", "PERDURE_OUTCOME=limit\n" in second, True)
 
 
+def samples(file: Path) -> dict[str, float]:
+    """What a collector reads: names, with labels, and values; anything else is an error."""
+    found = {}
+    for line in file.read_text().splitlines():
+        if line.startswith("#"):
+            assert re.fullmatch(r"# (HELP [a-z_]+ .+|TYPE [a-z_]+ (counter|gauge))", line), line
+            continue
+        name, value = line.rsplit(" ", 1)
+        assert re.fullmatch(r'[a-z_]+(\{rung=%s,outcome=%s,unit=%s\})?' % ((r'"(?:\\[\\"]|[^"\\])*"',) * 3), name), line
+        assert name not in found, line
+        found[name] = float(value)
+    return found
+
+
+def expect(file: Path, wanted: dict[str, float], name: str = "total") -> Iterator[str]:
+    """These counts, soon, and no others."""
+    end = time.monotonic() + 20
+    found: dict[str, float] | None = None
+    while found != wanted and time.monotonic() < end:
+        time.sleep(0.05)
+        if file.exists():
+            found = {key.partition("{")[2]: value for key, value in samples(file).items() if key.startswith(f"perdure_verdicts_{name}{{")}
+    yield from differ(f"{name} in {file}", found, wanted)
+
+
+def metrics() -> Iterator[str]:
+    """Counts for Prometheus, which no user can make large or false; a file that cannot be written is told once, and tried again."""
+    file = Path(scratch) / "a.prom"
+    begun = time.time()
+    with programs() as (place, env), watching("--metrics", file, env=env) as watch:
+        yield from expect(file, {})
+        yield from differ("start", abs(samples(file)["perdure_watch_start_time_seconds"] - begun) < 20, True)
+        faults(2)
+        wanted = {'rung="restart",outcome="restarted",unit=""}': 2.0, 'rung="restart",outcome="limit",unit=""}': 2.0}
+        yield from expect(file, wanted)
+        found = samples(file)
+        yield from differ("took", 0 < found['perdure_verdicts_duration_seconds_total{rung="restart",outcome="restarted",unit=""}'] < 5, True)
+        yield from differ("last", begun - 20 < found['perdure_verdicts_last_time_seconds{rung="restart",outcome="limit",unit=""}'] < time.time() + 20, True)
+        yield from differ("mode", oct(file.stat().st_mode & 0o777), "0o644")
+        # Root's, with a unit
+        moment = time.time_ns()
+        add(place / "a.verdicts", moment, "replayed", " cgroup=/system.slice/a\\134b.service took_ns=1500000000")
+        wanted['rung="takeover",outcome="replayed",unit="a\\\\134b.service"}'] = 1.0
+        yield from expect(file, wanted)
+        yield from differ("took", samples(file)['perdure_verdicts_duration_seconds_total{rung="takeover",outcome="replayed",unit="a\\\\134b.service"}'], 1.5)
+        # Another user's: he has said nothing of root's units, nor that records are missing
+        of_user = place / "b.verdicts"
+        of_user.write_text("")
+        os.chown(of_user, NOBODY, NOBODY)
+        add(of_user, moment + 1, "replayed", " cgroup=/system.slice/a.service")
+        wanted['rung="takeover",outcome="replayed",unit="?"}'] = 1.0
+        yield from expect(file, wanted)
+        with of_user.open("a") as f:
+            f.write(f'time_ns={moment + 2} pid=1 comm=x rung=log cause=x outcome=missing missing=1000000\n')
+        wanted['rung="log",outcome="missing",unit="?"}'] = 1.0
+        yield from expect(file, wanted)
+        with of_user.open("a") as f:
+            f.writelines(f'time_ns={moment + 3 + i} pid=1 comm=x rung=r{i}"}} outcome=o\n' for i in range(3000))
+        end = time.monotonic() + 60
+        while (total := sum(v for k, v in samples(file).items() if "_total{" in k and "duration" not in k)) < 3007 and time.monotonic() < end:
+            time.sleep(0.1)
+        found = samples(file)
+        yield from differ("all of them", total, 3007.0)
+        yield from differ("few of them", len(found) <= 3 * 2001 + 1, True)
+        yield from differ("other", found['perdure_verdicts_total{rung="other",outcome="other",unit="other"}'] > 900, True)
+        yield from differ("printed", watch.stdout and select.select([watch.stdout], [], [], 0)[0], [])
+    # No room: once, and again
+    full = Path(scratch) / "full"
+    full.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4k", "none", full], check=True)
+    try:
+        with programs() as (place, env), watching("--metrics", full / "b.prom", env=env, stderr=subprocess.PIPE) as watch:
+            yield from expect(full / "b.prom", {})
+            before = samples(full / "b.prom")
+            add(place / "a.verdicts", time.time_ns(), "replayed")
+            add(place / "a.verdicts", time.time_ns(), "replayed")
+            assert watch.stderr
+            yield from differ("full", re.sub(r"/.*/", "", watch.stderr.readline()), "perdurectl: --metrics b.prom: not written; it is tried again: No space left on device\n")
+            yield from differ("as it was", samples(full / "b.prom"), before)
+            add(place / "a.verdicts", time.time_ns(), "replayed")
+            yield from differ("said again", select.select([watch.stderr], [], [], 2)[0], [])
+            subprocess.run(["mount", "-o", "remount,size=64k", full], check=True)
+            add(place / "a.verdicts", time.time_ns(), "replayed")
+            yield from expect(full / "b.prom", {'rung="takeover",outcome="replayed",unit=""}': 4.0})
+            yield from differ("said once", select.select([watch.stderr], [], [], 0)[0], [])
+    finally:
+        subprocess.run(["umount", full], check=True)
+    yield from run("watch", "--metrics", "/nowhere/a.prom", status=1, says="--metrics /nowhere/a.prom: No such file")
+    yield from run("log", "--metrics", "a", status=2, says="for watch")
+
+
 def entry(server: socket.socket) -> dict[str, str]:
     """One of the journal's, by its protocol."""
     data, fields = server.recv(65536), {}
@@ -789,7 +881,7 @@ def completion() -> Iterator[str]:
     for words, want in ((["li"], ["list"]), (["--j"], ["--json"]), (["run", "--no-p"], ["--no-ports"]), (["run", "--", "perdurec"], ["perdurectl"]),
                         (["run", "-i", "3", "perdurec"], ["perdurectl"]), (["run", "sh", "/etc/passw"], ["/etc/passwd", "/etc/passwd-"]),
                         (["log", "--l"], ["--lines"]), (["show", "--l"], []),
-                        (["watch", "--h"], ["--hook"]), (["watch", "--j"], ["--journal", "--json"]), (["run", "--core"], ["--core", "--core-max"])):
+                        (["watch", "--h"], ["--hook"]), (["watch", "--j"], ["--journal", "--json"]), (["watch", "--m"], ["--metrics"]), (["watch", "-M", "/etc/passw"], ["/etc/passwd", "/etc/passwd-"]), (["run", "--core"], ["--core", "--core-max"])):
         line = " ".join(f"'{w}'" for w in ["perdurectl", *words])
         done = subprocess.run(["bash", "-c", f'. "{COMPLETION}"; COMP_WORDS=({line}); COMP_CWORD={len(words)}; _perdurectl; printf "%s\\n" "${{COMPREPLY[@]}}"'],
                               capture_output=True, text=True)
@@ -799,7 +891,7 @@ def completion() -> Iterator[str]:
 
 def main() -> int:
     (SYSCTL / "min_interval_ms").write_text("0")
-    return ktap.run(checks, tells, names, log, sequels, since, of_programs, afresh, hook, journal, dual, cores, restarts, servers, limits, moved, refusals, switched_off, exit_policy, policies, drop_in, completion)
+    return ktap.run(checks, tells, names, log, sequels, since, of_programs, afresh, hook, metrics, journal, dual, cores, restarts, servers, limits, moved, refusals, switched_off, exit_policy, policies, drop_in, completion)
 
 
 if __name__ == "__main__":

@@ -531,6 +531,45 @@ if generation == 4:
 """
 
 
+# A client that goes away between two looks at what the last generation has accepted, and not read from yet
+GONE = r"""
+import os, socket, struct
+import perdure
+from perdure.left import LEFT
+
+def sockets():
+    return sum(os.readlink(f"/proc/self/fd/{fd}").startswith("socket:") for fd in os.listdir("/proc/self/fd") if os.path.exists(f"/proc/self/fd/{fd}"))
+
+assert perdure.protect(), "not protected"
+if perdure.info().generation == 1:
+    listener = perdure.HeldSocket()
+    listener.bind(("127.0.0.1", 0))
+    listener.listen()
+    client = socket.create_connection(listener.getsockname())
+    socket.socket._accept(listener)                                 # the kernel has done it, and nobody knows yet
+    os.dup2(client.fileno(), 60)
+    os.environ["PORT"] = str(listener.getsockname()[1])
+    perdure.register(env=dict(os.environ))
+    os.abort()
+listener = perdure.HeldSocket()
+listener.bind(("127.0.0.1", int(os.environ["PORT"])))
+LEFT.settle()
+client = socket.socket(fileno=60)
+client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+client.close()
+assert listener.inherited() == []
+print(sockets())
+"""
+
+
+def gone() -> Iterator[str]:
+    """A connection that is reset while the next generation begins is not kept open."""
+    done = subprocess.run([PYTHON, "-c", GONE], capture_output=True, text=True, timeout=LIMIT_S, env={**os.environ, "PYTHONPATH": str(MODULE)})
+    yield from differ("sockets", (done.returncode, done.stdout), (0, "1\n"))
+    if done.returncode:
+        yield done.stderr[-1500:]
+
+
 def sockets() -> Iterator[str]:
     """A program that takes its sockets over itself; what is refused; a child; what was not counted is reset."""
     with socket.create_server(("127.0.0.1", 0)) as s:
@@ -562,7 +601,7 @@ def examples() -> Iterator[str]:
 
 
 def main() -> int:
-    default = (sockets, accepting, under_load, pipelined, differs, stops, refused)
+    default = (sockets, gone, accepting, under_load, pipelined, differs, stops, refused)
     rest = (examples, poison, uploads, leaks, lines, switched_off)
     if PLAIN:
         return ktap.run(plain, stops, refused)

@@ -46,6 +46,7 @@ static struct call {
 	{ "lsendfile", NR_lsendfile, 5, 0x13, { (uint32_t)-5, (uint32_t)-6, 0x1005, BIG, 0 } },
 	{ "getiolog", NR_getiolog, 4, 0x9, { (uint32_t)-5, 0x1004, sizeof(struct io_log), 0 } },
 	{ "perdure_getiolog", NR_getiolog, 4, 0x9, { (uint32_t)-5, 0x1004, BIG, 0 } },
+	{ "perdure_reregist", NR_reregist, 5, 0x18, { 0x1001, 0x1002, 0x1003, (uint32_t)-7, REREGIST_EXEC } },
 };
 
 static long invoke(size_t i)
@@ -71,8 +72,10 @@ static long invoke(size_t i)
 		return lsendfile(-5, -6, OFFSET, BIG);
 	case 9:
 		return getiolog(-5, BUF);
-	default:
+	case 10:
 		return perdure_getiolog(-5, BUF, BIG);
+	default:
+		return perdure_reregist(PATH, ARGV, ENVP, -7, REREGIST_EXEC);
 	}
 }
 

@@ -1,13 +1,14 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: GPL-2.0-or-later
 """
-Servers as Debian has them, under perdurectl run: programs.py [--measure] NAME [ROUNDS]. Beside it, what a supervisor does.
+Servers as Debian has them, under perdurectl run: programs.py [--measure|--alone] NAME [ROUNDS]. Beside it, the same under systemd.
 
 --measure compares the times of both, the least of each: this host's disk makes a guest wait. It needs a clock which others on
 the machine do not disturb:
 ./build.sh run --icount -- vm-tests/cases/unmodified/programs.py --measure nginx
 """
 
+import contextlib
 import dataclasses
 import os
 import pwd
@@ -21,17 +22,18 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "hygiene"))
 import ktap  # noqa: E402
+from manager import START_S, Systemd, children  # noqa: E402
 
 CTL = Path(os.environ["PERDURE_BUILD"]) / "userspace/userspace/tools/perdurectl"
 HOST = "127.0.0.1"
 PORT = 7100
 RESTART_SEC = 0.1       # systemd's default
-START_S = 600           # an emulated machine is slow
+FEW = 8                 # faults that are measured
 END_S = 20
 QUICK_S = 2.5           # who dies earlier is started later
 
@@ -128,7 +130,7 @@ def lighttpd() -> Program:
 def apache() -> Program:
     modules = "".join(f"LoadModule {name}_module /usr/lib/apache2/modules/mod_{name}.so\n" for name in ("mpm_event", "authz_core", "dir"))
     conf = config("apache.conf", f"ServerName a\nServerRoot {PLACE}\nPidFile {PLACE}/apache.pid\nErrorLog {PLACE}/errors\nMutex pthread\n{modules}"
-                  f"User www-data\nGroup www-data\nStartServers 2\nListen {HOST}:{PORT}\nDocumentRoot {www('www')}\nDirectoryIndex index.html\n")
+                  f"User www-data\nGroup www-data\nStartServers 2\nMinSpareThreads 25\nListen {HOST}:{PORT}\nDocumentRoot {www('www')}\nDirectoryIndex index.html\n")
     return Program(["apache2", "-D", "FOREGROUND", "-f", conf], http, options=("--pid-file", PLACE / "apache.pid"))
 
 
@@ -182,7 +184,10 @@ def mariadb_server() -> Program:
         ktap.output("mariadb-install-db", "--no-defaults", "--user=mysql", f"--datadir={data}", "--skip-test-db", cwd=PLACE)
 
     return Program(["mariadbd", "--no-defaults", "--user=mysql", f"--datadir={data}", f"--port={PORT}", f"--bind-address={HOST}",
-                    f"--socket={PLACE}/sock", f"--pid-file={PLACE}/mariadb.pid", "--innodb-flush-log-at-trx-commit=0"], mariadb, prepare=prepare)
+                    f"--socket={PLACE}/sock", f"--pid-file={PLACE}/mariadb.pid",
+                    "--innodb-flush-log-at-trx-commit=0",
+                    # Its report of a crash may take longer than the 10 s that it gives who does not log in
+                    "--connect-timeout=600"], mariadb, prepare=prepare)
 
 
 def java() -> Program:
@@ -252,10 +257,6 @@ PROGRAMS: dict[str, Callable[[], Program]] = {
 
 # ---- processes
 
-def children(pid: int) -> list[int]:
-    return [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
-
-
 def family(pid: int) -> list[int]:
     """The process and all that descend from it, but for those that have just ended."""
     found = [pid]
@@ -274,37 +275,39 @@ def files(pid: int) -> int:
         return 0
 
 
-def lives(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
-
-
 class Server:
-    """The program, by itself or under perdurectl run."""
+    """The program under perdurectl run."""
 
-    def __init__(self, program: Program, command: list[object], run: list[object] | None) -> None:
-        self.program, self.kept, self.words = program, run is not None, list(map(str, [*(run or []), *command]))
-        self.start()
-
-    def start(self) -> None:
-        user = pwd.getpwnam(self.program.user)
+    def __init__(self, program: Program, command: list[object], options: list[object]) -> None:
+        self.program = program
+        words = [CTL, "run", "--burst", 64, "--interval", 1, *options, *program.options, "--", *command]
+        user = pwd.getpwnam(program.user)
         self.errors = open(PLACE / "said", "ab")
-        self.process = subprocess.Popen(self.words, stdin=subprocess.DEVNULL, stdout=self.errors, stderr=self.errors, cwd=PLACE, start_new_session=True,
+        self.process = subprocess.Popen(list(map(str, words)), stdin=subprocess.DEVNULL, stdout=self.errors, stderr=self.errors, cwd=PLACE, start_new_session=True,
                                         user=user.pw_uid, group=user.pw_gid, extra_groups=os.getgrouplist(user.pw_name, user.pw_gid),
-                                        env=os.environ | {"HOME": str(PLACE)} | self.program.environment)
+                                        env=os.environ | {"HOME": str(PLACE)} | program.environment)
 
     def main(self) -> int:
         """The program's first process: below a keeper, where there is one."""
-        kept = self.kept and os.readlink(f"/proc/{self.process.pid}/exe") == str(CTL.resolve())
+        kept = os.readlink(f"/proc/{self.process.pid}/exe") == str(CTL.resolve())
         return children(self.process.pid)[0] if kept else self.process.pid
+
+    def processes(self) -> list[int]:
+        return family(self.process.pid)
 
     def alive(self) -> None:
         assert self.process.poll() is None, f"it has ended with {self.process.returncode}: {(PLACE / 'said').read_text()[-2000:]}"
 
+    def terminates(self) -> bool:
+        self.process.terminate()
+        try:
+            self.process.wait(30)
+        except subprocess.TimeoutExpired:
+            return False
+        return True
+
     def stop(self) -> None:
-        for pid in reversed(family(self.process.pid)):
+        for pid in reversed(self.processes()):
             try:
                 os.kill(pid, signal.SIGKILL)
             except ProcessLookupError:
@@ -313,27 +316,101 @@ class Server:
         self.errors.close()
 
 
-def succeed(server: Server, check: bool = True) -> float:
-    """When a new connection has had an answer, from now."""
+class Unit:
+    """The program as a service of systemd, with Restart=always and what else systemd does by itself; for one that is given its
+    sockets, with a socket unit."""
+
+    def __init__(self, systemd: Systemd, program: Program, command: list[object], given: bool) -> None:
+        self.systemd, self.program, self.names = systemd, program, ["server.socket"] * given + ["server.service"]
+        words = " ".join('"' + re.sub(r'(["\\])', r"\\\1", str(word)).replace("%", "%%").replace("$", "$$") + '"' for word in command)
+        environment = "".join(f"Environment={name}={value}\n" for name, value in ({"HOME": PLACE} | program.environment).items())
+        (systemd.units / "server.service").write_text(
+            "[Unit]\nDefaultDependencies=no\nStartLimitIntervalSec=0\n[Service]\nRestart=always\n"
+            f"ExecStart={words}\nUser={program.user}\nWorkingDirectory={PLACE}\n{environment}"
+            f"StandardOutput=append:{PLACE}/said\nStandardError=append:{PLACE}/said\n")
+        if given:
+            (systemd.units / "server.socket").write_text(f"[Unit]\nDefaultDependencies=no\n[Socket]\nListenStream={HOST}:{PORT}\n")
+        systemd.ctl("daemon-reload")
+        systemd.ctl("start", *self.names)
+
+    def processes(self) -> list[int]:
+        try:
+            return [int(pid) for pid in (self.systemd.cgroup / "system.slice/server.service/cgroup.procs").read_text().split()]
+        except OSError:
+            return []
+
+    def main(self) -> int:
+        begun = time.monotonic()
+        while time.monotonic() - begun < START_S:       # there is none while it is started again
+            inside = self.systemd.ctl("show", "-p", "MainPID", "--value", "server.service")
+            for pid in self.processes():
+                try:
+                    found = re.search(r"^NSpid:.*\s(\d+)$", Path(f"/proc/{pid}/status").read_text(), re.M)
+                except OSError:
+                    continue
+                if found and found[1] == inside:
+                    return pid
+            time.sleep(0.1)
+        raise RuntimeError("systemd has no main process")
+
+    def alive(self) -> None:
+        assert self.systemd.process.poll() is None, "systemd has ended"
+
+    def terminates(self) -> bool:
+        self.systemd.ctl("stop", *self.names)
+        return True
+
+    def stop(self) -> None:
+        self.systemd.ctl("stop", *self.names)
+
+
+class Busy:
+    """
+    When times are measured, a process that computes while nothing else does. The clock of a guest that counts instructions jumps to the
+    next timer when the guest is idle: waiting for a file of the host's may take no time then, or a minute.
+    """
+
+    def __init__(self) -> None:
+        self.process = subprocess.Popen([sys.executable, "-c", "while True: pass"], stdin=subprocess.DEVNULL) if MEASURE else None
+        if self.process:
+            os.sched_setscheduler(self.process.pid, os.SCHED_IDLE, os.sched_param(0))
+
+    def signal(self, sig: int) -> None:
+        if self.process:
+            self.process.send_signal(sig)
+
+    def end(self) -> None:
+        self.signal(signal.SIGKILL)
+
+    @contextlib.contextmanager
+    def at_rest(self) -> Iterator[None]:
+        """Nothing is to happen: the clock may jump."""
+        self.signal(signal.SIGSTOP)
+        yield
+        self.signal(signal.SIGCONT)
+
+
+def succeed(server: Server | Unit, old: Sequence[int] = ()) -> float:
+    """When a new connection has had an answer, from now; not by these processes, which have the socket as long as they live."""
     begun = time.monotonic()
     while time.monotonic() - begun < START_S:
-        if check:
-            server.alive()
+        server.alive()
         try:
-            with socket.create_connection((HOST, PORT), timeout=30) as s:
-                if server.program.ping(s):
-                    return time.monotonic() - begun
+            if not any(Path(f"/proc/{pid}").exists() for pid in old):
+                with socket.create_connection((HOST, PORT), timeout=30) as s:
+                    if server.program.ping(s):
+                        return time.monotonic() - begun
         except OSError:
             pass
         time.sleep(0.002)
     raise RuntimeError(f"no answer: {(PLACE / 'said').read_text()[-2000:]}")
 
 
-def settled(server: Server) -> tuple[int, int]:
+def settled(server: Server | Unit) -> tuple[int, int]:
     """Processes, and descriptors of the first one, once they have stayed the same for a second."""
-    last, since, begun = (0, 0), time.monotonic(), time.monotonic()
+    last, since, begun, main_process = (0, 0), time.monotonic(), time.monotonic(), server.main()
     while time.monotonic() - since < 1 and time.monotonic() - begun < 30:
-        now = (len(family(server.process.pid)), files(server.main()))
+        now = (len(server.processes()), files(main_process))
         if now != last:
             last, since = now, time.monotonic()
         time.sleep(0.05)
@@ -371,10 +448,15 @@ class Refused:
         return self.count
 
 
-def opened(server: Server) -> socket.socket:
+def opened(server: Server | Unit) -> socket.socket:
     """A connection that has been served, and stays open."""
-    for _ in range(200):
-        s = socket.create_connection((HOST, PORT), timeout=30)
+    begun = time.monotonic()
+    while time.monotonic() - begun < START_S:
+        try:
+            s = socket.create_connection((HOST, PORT), timeout=30)
+        except OSError:     # a worker that was about to end may have answered before
+            time.sleep(0.02)
+            continue
         try:
             if server.program.ping(s):
                 return s
@@ -397,23 +479,34 @@ def ended(s: socket.socket) -> float:
     return time.monotonic() - begun
 
 
-def under_run(program: Program, command: list[object], options: list[object], none_refused: bool, times: list[float]) -> Iterator[str]:
+class Seen:
+    """What a way to run the program has shown."""
+
+    def __init__(self, kept: bool) -> None:
+        self.kept = kept                # are its sockets?
+        self.times: list[float] = []    # until a new connection succeeds, in seconds
+        self.refused: list[int] = []    # connections, of others that connect all the time
+        self.left: int | None = None    # processes, and descriptors of the first one, more than after the first fault
+
+
+def faults(server: Server | Unit, rounds: int, seen: Seen) -> Iterator[str]:
     """Fault after fault: new connections succeed, old ones end, nobody is refused, nothing is left."""
-    server = Server(program, command, [CTL, "run", "--burst", 64, "--interval", 1, *options, *program.options, "--"])
     try:
         succeed(server)
         started = time.monotonic()
         first: tuple[int, int] = (0, 0)
-        for number in range(ROUNDS):
-            time.sleep(max(0, started + QUICK_S - time.monotonic()))
+        for number in range(rounds):
+            with BUSY.at_rest():
+                time.sleep(max(0, started + QUICK_S - time.monotonic()))
             old, before = opened(server), server.main()
+            workers = family(before)[1:]
             # They take time of their own: only every second fault is measured
-            refused = None if MEASURE or number % 2 else Refused()
+            refused = None if number % 2 else Refused()
             try:
                 begun = time.monotonic()
                 os.kill(before, signal.SIGSEGV)
                 until_end = ended(old)
-                succeed(server)
+                succeed(server, workers)
                 took = time.monotonic() - begun
             except TimeoutError:
                 yield f"fault {number}: the old connection has not ended after {END_S} s"
@@ -422,57 +515,29 @@ def under_run(program: Program, command: list[object], options: list[object], no
                 count = refused.end() if refused else 0
                 old.close()
             started = time.monotonic()
-            if not refused:
-                times.append(took)
-            now = settled(server)
+            if refused:
+                seen.refused.append(count)
+            else:
+                seen.times.append(took)
+            with BUSY.at_rest() if number else contextlib.nullcontext():
+                now = settled(server)
             print(f"#   fault {number}: the old connection ended after {until_end * 1000:.0f} ms, a new one succeeded after "
                   f"{took * 1000:.0f} ms{f', {count} of {refused.tried} refused' if refused else ''}; {now[0]} processes, {now[1]} files", flush=True)
-            if none_refused and count:
+            if seen.kept and count:
                 yield f"fault {number}: {count} connections refused; " + said_by_us()
             if not number:
                 first = now
         # The first fault may change something, as what is kept has its place; the others do not
         last = settled(server)
-        if ROUNDS > 1 and (last[0] > first[0] or last[1] > first[1]):
-            yield f"leaked: processes, files {first} after the first fault, {last} after {ROUNDS}"
+        seen.left = max(0, last[0] - first[0]) + max(0, last[1] - first[1])
+        print(f"#   left after {rounds} faults: {last[0] - first[0]} processes, {last[1] - first[1]} files")
+        if rounds > 1 and (last[0] > first[0] or last[1] > first[1]):
+            yield f"leaked: processes, files {first} after the first fault, {last} after {rounds}"
         said = (PLACE / "said").read_text()
         if "died right after" in said:
             yield "it died right after a start"
-        server.process.terminate()
-        try:
-            server.process.wait(30)
-        except subprocess.TimeoutExpired:
+        if not server.terminates():
             yield "SIGTERM does not end it"
-    finally:
-        server.stop()
-
-
-def under_supervisor(program: Program, times: list[float]) -> Iterator[str]:
-    """What systemd does: end what is left of the group, wait, start again."""
-    server = Server(program, program.command, None)
-    try:
-        succeed(server)
-        for _ in range(ROUNDS):
-            old, pids = opened(server), family(server.process.pid)
-            begun = time.monotonic()
-            os.kill(server.process.pid, signal.SIGSEGV)
-            server.process.wait()
-            for sig in (signal.SIGTERM, signal.SIGKILL):
-                deadline = time.monotonic() + 90
-                for pid in pids:
-                    try:
-                        os.kill(pid, sig)
-                    except ProcessLookupError:
-                        pass
-                while any(map(lives, pids)) and time.monotonic() < deadline:
-                    time.sleep(0.005)
-            ended(old)
-            old.close()
-            time.sleep(RESTART_SEC)
-            server.start()
-            succeed(server)
-            times.append(time.monotonic() - begun)
-        yield from ()
     finally:
         server.stop()
 
@@ -481,35 +546,57 @@ def main() -> int:
     program = PROGRAMS[WORDS[0]]()
     if program.prepare:
         program.prepare()
-    measured: dict[str, list[float]] = {"supervisor": [], "run": [], "given": []}
+    systemd = None if ALONE else Systemd()
+    seen = {"run": Seen(program.shim), "systemd": Seen(False), "run --listen": Seen(True), "socket unit": Seen(True)}
+    beside = min(ROUNDS, 2 * FEW)
 
     def own_port() -> Iterator[str]:
-        yield from under_run(program, program.command, [], program.shim, measured["run"])
+        yield from faults(Server(program, program.command, []), ROUNDS, seen["run"])
 
     def given_a_socket() -> Iterator[str]:
         assert program.given
-        yield from under_run(program, program.given, ["--listen", f"{HOST}:{PORT}"], True, measured["given"])
+        yield from faults(Server(program, program.given, ["--listen", f"{HOST}:{PORT}"]), ROUNDS, seen["run --listen"])
 
-    def supervisor() -> Iterator[str]:
-        yield from under_supervisor(program, measured["supervisor"])
+    def under_systemd() -> Iterator[str]:
+        assert systemd
+        yield from faults(Unit(systemd, program, program.command, False), beside, seen["systemd"])
+
+    def under_systemd_given_a_socket() -> Iterator[str]:
+        assert program.given and systemd
+        yield from faults(Unit(systemd, program, program.given, True), beside, seen["socket unit"])
 
     def never_later() -> Iterator[str]:
-        """At least the 100 ms sooner that a supervisor waits, but for the tenth of that which we may take."""
-        least = {name: min(values) for name, values in measured.items() if values}
-        print("#   ms until a new connection succeeds: " + ", ".join(f"{name} {t * 1000:.0f}" for name, t in least.items()))
-        for name in ("run", "given"):
-            if name in least and least[name] > least["supervisor"] - 0.9 * RESTART_SEC:
-                yield f"{name}: {least[name] * 1000:.0f} ms, and {least['supervisor'] * 1000:.0f} under a supervisor"
+        """At least the 100 ms sooner that systemd waits, but for the tenth of that which we may take."""
+        least = {}
+        for name, one in seen.items():
+            if times := one.times[:FEW]:
+                least[name] = min(times)
+                print(f"bench\t{WORDS[0]}\t{name}\t{min(times) * 1e9:.0f}\t{min(times) * 1e9:.0f}\t{max(times) * 1e9:.0f}\t{len(times)}")
+            if refused := one.refused:
+                what = "refused" if one.kept else "may be refused"
+                print(f"bench\t{WORDS[0]}\t{name}, {what}\t{sum(refused) / len(refused)}\t{min(refused)}\t{max(refused)}\t{len(refused)}")
+            if one.left is not None:
+                print(f"bench\t{WORDS[0]}\t{name}, left\t{one.left}\t{one.left}\t{one.left}\t{ROUNDS}", flush=True)
+        for name, peer in ("run", "systemd"), ("run --listen", "socket unit"):
+            if name in least and peer in least and least[name] > least[peer] - 0.9 * RESTART_SEC:
+                yield f"{name}: {least[name] * 1000:.0f} ms until a new connection succeeds, and {least[peer] * 1000:.0f} by a {peer}"
 
-    return ktap.run(*([supervisor] if MEASURE else []), own_port, *([given_a_socket] if program.given else []),
-                    *([never_later] if MEASURE else []))
+    try:
+        ways = [own_port, under_systemd, *([given_a_socket, under_systemd_given_a_socket] if program.given else [])]
+        return ktap.run(*(ways[::2] if ALONE else ways), *([never_later] if MEASURE else []))
+    finally:
+        if systemd:
+            systemd.end()
+        BUSY.end()
 
 
 if __name__ == "__main__":
     MEASURE = "--measure" in sys.argv
-    WORDS = [word for word in sys.argv[1:] if word != "--measure"]
+    ALONE = "--alone" in sys.argv
+    WORDS = [word for word in sys.argv[1:] if word not in ("--measure", "--alone")]
     END_S = 600 if MEASURE else END_S
-    ROUNDS = int(WORDS[1]) if len(WORDS) > 1 else 8 if MEASURE else 4
+    ROUNDS = int(WORDS[1]) if len(WORDS) > 1 else 2 * FEW if MEASURE else 4
+    BUSY = Busy()
     with tempfile.TemporaryDirectory(prefix="unmodified-") as scratch:
         PLACE = Path(scratch)
         PLACE.chmod(0o777)

@@ -318,13 +318,17 @@ def error_of(server: "subprocess.Popen[bytes]") -> str:
 
 
 def ports() -> Iterator[str]:
-    """The sockets of IP that a program opens itself: the same one in each generation. A Unix socket is opened again."""
+    """
+    The sockets of IP that a program opens itself: the same one in each generation, also if one has died before it asked for it. A Unix
+    socket is opened again.
+    """
     path = f"{scratch}/socket"
+    dies = f"path = '{scratch}/starts' + where; open(path, 'a').write('x'); os.path.getsize(path) == 2 and os.abort()"
     # No REUSEADDR, REUSEADDR, REUSEPORT
-    for number, (kind, deed) in enumerate((("4", ""), ("4", "s.setsockopt(1, 2, 1)"), ("4", "s.setsockopt(1, 15, 1)"), ("6", ""), ("6", "s.setsockopt(41, 26, 1)"),
+    for number, (kind, deed) in enumerate((("4", ""), ("4", dies), ("4", "s.setsockopt(1, 2, 1)"), ("4", "s.setsockopt(1, 15, 1)"), ("6", ""), ("6", "s.setsockopt(41, 26, 1)"),
                                            ("u", "os.path.exists(where) and os.unlink(where)"))):
         for drop in ("", f"; os.setresuid({NOBODY}, {NOBODY}, {NOBODY})"):
-            if drop and (kind == "u" or deed):
+            if drop and (kind == "u" or deed not in ("", dies)):
                 continue        # enough, and a directory of root's
             where = path if kind == "u" else PORT + 5 + 2 * number + bool(drop)
             server = subprocess.Popen([CTL, "run", *LIMIT, "--", sys.executable, "-c", PORTS.replace("s.listen(5)", "s.listen(5)" + drop), kind, str(where), deed],

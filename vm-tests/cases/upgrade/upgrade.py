@@ -22,11 +22,12 @@ from functools import partial
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
-sys.path[:0] = [str(HERE.parent / suite) for suite in ("hygiene", "perdurectl", "zhttpd")]
+sys.path[:0] = [str(HERE.parent / suite) for suite in ("hygiene", "perdurectl", "unmodified", "zhttpd")]
 import ctl as tool  # noqa: E402
 import ktap  # noqa: E402
 from ctl import CTL  # noqa: E402
 from ktap import differ  # noqa: E402
+from manager import Systemd, children  # noqa: E402
 from web import DEBUG, LIMIT_S, Client, Root, Server  # noqa: E402
 
 BUILD = Path(os.environ["PERDURE_BUILD"]) / "userspace/userspace"
@@ -207,12 +208,12 @@ def unmodified() -> Iterator[subprocess.Popen[bytes]]:
         process.wait()
 
 
-def ask() -> bytes:
+def ask(word: bytes = b"a") -> bytes:
     """An answer. Who is being served when the program is exchanged sees the end of the connection, and asks again."""
     for _ in range(100):
         with suppress(ConnectionResetError, BrokenPipeError), \
              socket.create_connection(("127.0.0.1", PORT), timeout=LIMIT_S) as s:    # refused: that is an error
-            s.sendall(b"a")
+            s.sendall(word)
             if answer := s.recv(100):
                 return answer
     raise RuntimeError("no answer")
@@ -273,6 +274,185 @@ def cannot_start() -> Iterator[str]:
             yield from differ("generation", (state["generation"], state["reverted"], state["trial_left_ns"]), (1 + 2 * number, 1, 0))
         words = ctl("log", process.pid).stdout
         yield from differ("the log", (words.count(f"asked by process "), words.count("restart: back to ")), (4, 4))
+
+
+# ---- a program that root has started: perdurectl stays beside it, as its keeper ----
+
+# It says who answers, and gives up root when it is asked to
+KEPT = SERVER.replace("import os, socket, sys\n", """import os, socket, sys
+def drop():
+    os.setgroups([])
+    os.setresgid(65534, 65534, 65534)
+    os.setresuid(65534, 65534, 65534)
+""").replace("    if client.recv(1):\n", """    word = client.recv(1)
+    if word == b"d":
+        drop()
+    if word:
+""").replace('b"%s %%d %%s" %% (os.getpid(), ', 'b"%s %%d %%d %%s" %% (os.getpid(), os.geteuid(), ')
+DROPS = KEPT.replace("while True:", "drop()\nwhile True:", 1)
+# When it is asked to, it leaves a child behind that registers itself with the arguments of the service
+CLAIMS = DROPS.replace("import os, socket, sys\n", """import ctypes, os, socket, sys, time
+libc = ctypes.CDLL(None)
+def claim():
+    lines = dict(line.split(":\\t", 1) for line in open("/proc/self/restart").read().splitlines() if ":\\t" in line)
+    words = [word.encode().decode("unicode_escape").encode() for word in lines["argv"].split(" ")]
+    if os.fork():
+        os.wait()
+        return
+    if os.fork():
+        os._exit(0)
+    os.closerange(3, 1024)
+    time.sleep(0.2)
+    keeper = os.getppid()
+    libc.syscall(500, lines["path"].encode(), (ctypes.c_char_p * (len(words) + 1))(*words), (ctypes.c_char_p * 1)(), 7, 0)
+    while os.getppid() == keeper:
+        time.sleep(0.1)
+    os._exit(0)
+""").replace("    os.setresuid(65534, 65534, 65534)\n", "    os.setresuid(65534, 65534, 65534)\n    libc.prctl(4, 1)\n").replace("    if word:\n", """    if word == b"c":
+        claim()
+    if word:
+""")
+
+
+@contextmanager
+def kept(text: str, *options: str) -> Iterator[tuple[subprocess.Popen[bytes], Path]]:
+    said = Path(scratch) / "said"
+    with said.open("w") as errors:
+        process = subprocess.Popen([CTL, "run", *(options or ["--keeper"]), "--listen", f"127.0.0.1:{PORT}", "--", script("old", text % "old"), "an argument"], stderr=errors)
+        try:
+            connect().close()
+            yield process, said
+        finally:
+            process.terminate()
+            process.wait(LIMIT_S)
+
+
+def who(word: bytes = b"a") -> tuple[str, int, int]:
+    """The version, the process and the user that answer."""
+    version, pid, user = ask(word).split()[:3]
+    return version.decode(), int(pid), int(user)
+
+
+def keeps_root() -> Iterator[str]:
+    """A service of root's is named by its main process, the keeper; what is asked for is no fault; later the keeper starts the new program."""
+    new = script("new", KEPT % "new")
+    with kept(KEPT) as (process, said):
+        first = who()
+        yield from differ("who answers", (first[0], first[1] != process.pid, first[2]), ("old", True, 0))
+        for generation in (2, 3, 4):
+            yield from run("restart", process.pid, status=0)
+            yield from differ("who answers", who(), first)
+            yield from differ("generation", told(first[1])["generation"], generation)
+        yield from run("upgrade", "--trial", 0, process.pid, new, status=0)
+        yield from differ("who answers", who(), ("new", *first[1:]))
+        yield from differ("said", said.read_text(), "")
+        # The one fault that is allowed: where it cannot be what it was, another process can, of the new program
+        yield from differ("gives up root", who(b"d"), ("new", first[1], NOBODY))
+        os.kill(first[1], signal.SIGSEGV)
+        version, pid, user = who()
+        yield from differ("who answers", (version, pid not in (first[1], process.pid), user), ("new", True, 0))
+
+
+def drops_root() -> Iterator[str]:
+    """A service that gives up root is started afresh, with the sockets, as often as one likes; a new version that fails there is taken back."""
+    new, fails = script("new", DROPS % "new"), script("fails", "#!/bin/sh\nexit 3\n")
+    with kept(DROPS) as (process, said):
+        found = [who()]
+        yield from differ("who answers", found[0][::2], ("old", NOBODY))
+        for args in (("restart", process.pid), ("restart", process.pid), ("upgrade", process.pid, new), ("restart", process.pid)):
+            yield from run(*args, status=0, says="could not be restarted in its process: in its place, its keeper has started")
+            found.append(who())
+        yield from differ("versions", [version for version, _, _ in found], ["old", "old", "old", "new", "new"])
+        yield from differ("processes", len({pid for _, pid, _ in found}), 5)
+        yield from differ("paused", "died right after its start" in said.read_text(), False)
+        yield from run("upgrade", "--wait", 5, process.pid, fails, status=3, says="has ended within 5 s, and its keeper")
+        yield from differ("who answers", who()[0], "new")
+        yield from differ("says why", "fails has failed in its trial" in said.read_text(), True)
+        # Nothing of that was a fault: the one that is allowed is still there
+        yield from run("restart", process.pid, status=0, says="in its place")
+        os.kill(who()[1], signal.SIGSEGV)
+        yield from differ("who answers", who()[0], "new")
+        # Another user can do nothing
+        for args in (("restart", process.pid), ("upgrade", process.pid, "/bin/true"), ("restart", who()[1]), ("upgrade", who()[1], "/bin/true")):
+            yield from differ(f"{args} by another user", subprocess.run([CTL, *map(str, args)], user=NOBODY + 1, capture_output=True).returncode in (1, 5), True)
+        yield from differ("who answers", who()[0], "new")
+
+
+def who_claims() -> Iterator[str]:
+    """A child of the service's that says it is the service is not taken for it; who cannot ask the keeper is told that there are two."""
+    with kept(CLAIMS, "--keeper", "--keep-children") as (process, _):
+        _, first, _ = who(b"c")
+        end, found = time.monotonic() + LIMIT_S, []
+        while not found and time.monotonic() < end:
+            found = [pid for pid in children(process.pid) if pid != first and "\nchild_id:\t7\n" in Path(f"/proc/{pid}/restart").read_text()]
+        yield from differ("who claims it", len(found), 1)
+        # In its place, one with a higher number
+        yield from run("restart", process.pid, status=0, says="in its place, its keeper has started")
+        _, second, _ = who()
+        yield from differ("another process", second not in (first, *found), True)
+        yield from run("restart", process.pid, status=5, user=NOBODY, group=NOBODY,
+                       says=f"processes {found[0]} and {second} say that they are that: ask as root, or give the process id")
+        yield from run("restart", process.pid, status=0, says=f"process {second} could not be restarted in its process: in its place")
+        _, third, _ = who()
+        yield from differ("processes", sorted(children(process.pid)), sorted([third, *found]))
+        yield from differ("generation of who claims it", told(found[0]).get("generation"), 1)
+        # An upgrade of that is not the keeper's business
+        yield from run("upgrade", "--trial", 0, found[0], "/bin/true", status=1, says="cannot be restarted in its process")
+        yield from run("restart", process.pid, status=0, says=f"process {third} could not be restarted in its process: in its place")
+        yield from differ("who answers", who()[0], "old")
+
+
+def nobody_keeps() -> Iterator[str]:
+    """What cannot be done in a process, where nobody could start another one, is refused; the service goes on."""
+    new = script("new", DROPS % "new")
+    with kept(DROPS, "--in-place") as (process, _):
+        first = who()
+        for args in (("restart", process.pid), ("upgrade", process.pid, new)):
+            yield from run(*args, status=1, says="cannot be restarted in its process: it has given up privileges")
+            yield from differ("who answers", who(), first)
+        yield from differ("generation", told(process.pid)["generation"], 1)
+
+
+def reloads() -> Iterator[str]:
+    """systemctl reload: of a service that root starts, whose $MAINPID is its keeper, and of a user's, which is in its unit by itself."""
+    if not Path("/lib/systemd/systemd").exists():
+        print("# there is no systemd here")
+        return
+    systemd = Systemd()
+    try:
+        for text, user in ((DROPS, "root"), (KEPT, "nobody")):
+            yield from reload(systemd, text, user)
+    finally:
+        systemd.end()
+
+
+def reload(systemd: Systemd, text: str, user: str) -> Iterator[str]:
+    old, new, said = script("old", text % "old"), script("new", text % "new"), Path(scratch) / "said"
+    said.write_text("")
+    before = ("", 0, 0)
+    for command, version in (("restart $MAINPID", "old"), (f"upgrade $MAINPID {new}", "new"), ("restart server.service", "new")):
+        (systemd.units / "server.service").write_text(
+            f"[Unit]\nDefaultDependencies=no\n[Service]\nType=exec\nUser={user}\nEnvironment=PATH={os.environ['PATH']}\n"
+            f"StandardOutput=append:{said}\nStandardError=append:{said}\n"
+            f"ExecStart={CTL} run --listen 127.0.0.1:{PORT} -- {old} argument\nExecReload={CTL} {command}\n")
+        systemd.ctl("daemon-reload")
+        if user != "root" and "service" in command:
+            continue            # no D-Bus is here, by which a user asks systemd
+        if not before[1]:
+            systemd.ctl("start", "server.service")
+            connect().close()
+            before, main_process = who(), systemd.ctl("show", "-p", "MainPID", "--value", "server.service")
+        try:
+            systemd.ctl("reload", "server.service")
+        except RuntimeError:
+            yield f"{command} as {user}: {said.read_text()}"
+            return
+        after = who()
+        yield from differ(f"{command} as {user}", (after[0], after[1] != before[1], after[2]), (version, text == DROPS, NOBODY))
+        before = after
+    yield from differ("the main process", systemd.ctl("show", "-p", "MainPID", "--value", "server.service"), main_process)
+    yield from differ("state", systemd.ctl("show", "-p", "ActiveState,NRestarts", "server.service").split(), ["NRestarts=0", "ActiveState=active"])
+    systemd.ctl("stop", "server.service")
 
 
 def own_program() -> Iterator[str]:
@@ -409,7 +589,7 @@ def load() -> Iterator[str]:
 
 
 def main() -> int:
-    checks: list[Callable[[], Iterator[str]]] = [zhttpd, echo, sockets_from_outside, cannot_start, own_program, refusals, units, completion]
+    checks: list[Callable[[], Iterator[str]]] = [zhttpd, echo, sockets_from_outside, cannot_start, keeps_root, drops_root, who_claims, nobody_keeps, reloads, own_program, refusals, units, completion]
     if sys.argv[1:2] == ["load"]:
         return ktap.run(load)
     return ktap.run(*(c for c in checks if len(sys.argv) == 1 or c.__name__ in sys.argv[1:]))

@@ -12,6 +12,7 @@ import random
 import re
 import resource
 import signal
+import socket
 import struct
 import subprocess
 import threading
@@ -406,6 +407,27 @@ def unregistered(root: Root) -> None:
                 assert s.process.wait(LIMIT_S) == -signal.SIGSEGV
         finally:
             sysctl("enabled", 1)
+
+
+@case
+def given_socket(root: Root) -> None:
+    """a listening socket from outside stays across faults, also where the state is of no use"""
+    with socket.create_server(("127.0.0.1", 0)) as listener, Server(root, listener=listener) as s, Client(s) as c:
+        c.get("/big.bin")
+        s.fault()
+        check(c, root, "big.bin")
+        sysctl("enabled", 0)
+        try:
+            c.get("/small.txt")
+            check(c, root, "small.txt")
+            s.wait_for("has been switched off")
+        finally:
+            sysctl("enabled", 1)
+        os.kill(s.pid, signal.SIGSEGV)
+        with Client(s) as d:    # refused never, but accepted late
+            d.get("/small.txt")
+            check(d, root, "small.txt")
+        s.wait_for("starting afresh")
 
 
 @case

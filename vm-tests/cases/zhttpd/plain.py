@@ -7,6 +7,7 @@ import re
 import resource
 import select
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -412,6 +413,24 @@ def options(root: Root) -> None:
             done = subprocess.run(["zhttpd", *args], capture_output=True, text=True, timeout=LIMIT_S)
             assert done.returncode == status and text in done.stderr, (args, done)
         assert subprocess.run(["zhttpd", "-h"], capture_output=True, timeout=LIMIT_S).stdout.startswith(b"usage")
+
+
+@case
+def given_socket(root: Root) -> None:
+    """a listening socket from outside is served, and what is none is told"""
+    with socket.create_server(("127.0.0.1", 0)) as listener, Server(root, listener=listener) as s, Client(s) as c:
+        assert s.port == listener.getsockname()[1]
+        c.get("/small.txt")
+        c.head()
+        assert c.take(1000) == root.files["small.txt"]
+    for fds, text in (1, "file 3 is no listening socket"), (2, "LISTEN_FDS=2: it takes one"):
+        done = subprocess.run(["sh", "-c", f"LISTEN_PID=$$ LISTEN_FDS={fds} exec zhttpd -p 0 3</dev/null"], capture_output=True,
+                              text=True, timeout=LIMIT_S)
+        assert done.returncode == 1 and text in done.stderr, done
+    # Meant for another process
+    with Server(root, env={"LISTEN_PID": "1", "LISTEN_FDS": "1"}) as s, Client(s) as c:
+        c.get("/small.txt")
+        assert c.head().status == 200
 
 
 @case

@@ -58,16 +58,19 @@ class Server:
     """A running zhttpd; its messages are read as they come."""
 
     def __init__(self, root: Root, *options: str, program: str = "zhttpd", env: dict[str, str] | None = None,
-                 preexec: Callable[[], None] | None = None) -> None:
+                 preexec: Callable[[], None] | None = None, listener: socket.socket | None = None) -> None:
         if TLS:
             program = program.replace("zhttpd", "zhttpd-tls")
             options = (*certificate(root.keys), *options)
         path = shutil.which(program)
         assert path, f"{program} is not in PATH: run ./build.sh userspace"
-        self.process = subprocess.Popen([path, "-p", "0", "-a", "127.0.0.1", "-d", str(root.path),
-                                         "-t", str(LIMIT_S), *options],
-                                        stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
-                                        text=True, env={**os.environ, **(env or {})}, preexec_fn=preexec)
+        command = [path, "-p", "0", "-a", "127.0.0.1", "-d", str(root.path), "-t", str(LIMIT_S), *options]
+        fds = [listener.fileno()] if listener else []
+        if listener:
+            # As a service manager hands it over
+            command = ["sh", "-c", f'LISTEN_PID=$$ LISTEN_FDS=1 exec "$0" "$@" 3<&{fds[0]}', *command]
+        self.process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
+                                        env={**os.environ, **(env or {})}, preexec_fn=preexec, pass_fds=fds)
         self.pid = self.process.pid
         self.messages: list[str] = []
         self._more = threading.Condition()      # its lock is re-entrant
