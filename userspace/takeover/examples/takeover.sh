@@ -1,6 +1,9 @@
 #!/bin/sh
 # SPDX-License-Identifier: GPL-2.0-or-later
 # keepalived calls it when the other host has died or is back: takeover.sh MARK INSTANCE NAME STATE PRIORITY
+
+# A machine in the clients' network that is neither of the hosts, answers ping, and is up whenever the service is to be: the router.
+# A host that does not hear the other one asks it whether it has itself lost the network. Without an answer it does not go on.
 GATEWAY=192.0.2.1
 DIRECTORY=/run/takeover
 ADVERTS=2	# seconds: a few of advert_int
@@ -19,9 +22,11 @@ flock 9
 lost=
 while dead "$1"; do
 	if ! ping -q -c 1 -w 1 "$GATEWAY" >/dev/null; then
+		[ "$lost" ] || logger -t takeover.sh -p daemon.err "the other host is silent, and ping does not reach GATEWAY, $GATEWAY: not promoted until it does"
 		lost=1
 		sleep 0.2
 	elif [ "$lost" ]; then
+		logger -t takeover.sh -p daemon.notice "ping reaches GATEWAY, $GATEWAY, again"
 		lost=
 		sleep $ADVERTS
 	else

@@ -522,8 +522,9 @@ static enum takeover_verdict stored_reply(const struct endpoint *service, uint64
 	int dir;
 
 	local_name(&beside);
-	snprintf(name, sizeof(name), "%s", beside.sun_path);
-	dir = open(strcat(dirname(name), "/" STORE_LINK), O_PATH | O_DIRECTORY | O_CLOEXEC);
+	/* dirname() may return a constant */
+	snprintf(name, sizeof(name), "%s/" STORE_LINK, dirname(beside.sun_path));
+	dir = open(name, O_PATH | O_DIRECTORY | O_CLOEXEC);
 	/* It is made before anything is taken: who has never had it has no reply */
 	if (dir < 0)
 		return errno == ENOENT && lstat(name, &st) ? TAKEOVER_EXECUTE : TAKEOVER_REFUSED;

@@ -311,17 +311,18 @@ class Hosts:
         for host, role in ("primary", PRIMARY), ("muted", MUTED):
             self.call(host, SET, role, family, patience)
 
-    def create(self, host: str, kind: int, *options: tuple[int, int, int]) -> socket.socket:
+    def create(self, host: str, kind: int, *options: tuple[int, int, Any], protocol: int = 0) -> socket.socket:
         with inside(host):
-            s = socket.socket(kind)
+            s = socket.socket(kind, proto=protocol)
         s.settimeout(WAIT_S)
         for option in options:
             s.setsockopt(*option)
         self.sockets.append(s)
         return s
 
-    def listen(self, host: str, family: Family = V4, options: tuple[tuple[int, int, int], ...] = (), address: str = "") -> socket.socket:
-        s = self.create(host, family.kind, (socket.SOL_SOCKET, socket.SO_REUSEADDR, 1), *options)
+    def listen(self, host: str, family: Family = V4, options: tuple[tuple[int, int, Any], ...] = (), address: str = "",
+               protocol: int = 0) -> socket.socket:
+        s = self.create(host, family.kind, (socket.SOL_SOCKET, socket.SO_REUSEADDR, 1), *options, protocol=protocol)
         s.bind((address or family.service, PORT))
         s.listen(4096)
         self.listeners[host] = s

@@ -20,7 +20,8 @@ from hosts import (ABANDON, ALONE, ARGUMENT, FAMILIES, GATE, JOIN, KEY, LEAVE, M
                    PROMOTE, SET, TCP_REPLICA, UNGATED, V4, V6, WAIT_S, Hosts, batch, equal, inside, libc, main,
                    nft, quietly, read, service, state, sysctl, wait)
 
-TCP = socket.IPPROTO_TCP
+TCP, MPTCP = socket.IPPROTO_TCP, 262
+TCP_MD5SIG, TCP_AO_ADD_KEY = 14, 38
 CLONE_NEWUSER, CLONE_NEWNET = 0x10000000, 0x40000000
 USERFAULTFD, UFFDIO_API, UFFDIO_REGISTER, UFFDIO_UNREGISTER = 323, 0xc018aa3f, 0xc020aa00, 0x8010aa01
 
@@ -270,6 +271,31 @@ def cookies() -> None:
         equal(select.select([hosts.listeners["muted"]], [], [], 0.3)[0], [])
 
 
+def special() -> None:
+    """A listener of Multipath TCP, that signs, or of a device: its connections are the primary's alone, which is counted"""
+    # Another peer's key: this client needs none
+    peer = struct.pack("=HH4s120x", socket.AF_INET, 0, socket.inet_aton("203.0.113.1"))
+    md5 = TCP, TCP_MD5SIG, peer + struct.pack("=BBHi80s", 0, 0, 3, 0, b"key")
+    ao = TCP, TCP_AO_ADD_KEY, peer + struct.pack("=64siIHBBBBBB80s", b"hmac(sha1)", 0, 0, 0, 32, 1, 1, 12, 0, 3, b"key")
+    for what, options, protocol in (("mptcp", (), MPTCP), ("md5", (md5,), 0), ("ao", (ao,), 0),
+                                    ("device", ((socket.SOL_SOCKET, socket.SO_BINDTODEVICE, b"lan"),), 0)):
+        with service(free=("primary",)) as hosts:
+            for name in ("primary", "muted"):
+                hosts.listeners[name].close()
+                hosts.listen(name, options=options, protocol=protocol)
+            client = hosts.connect()
+            a = hosts.accept("primary")
+            if not protocol:
+                equal((what, state(a)["role"]), (what, OFF))
+            client.sendall(b"question")
+            equal(read(a, 8), b"question")
+            a.sendall(b"answer")
+            equal(read(client, 6), b"answer")
+            for name in ("primary", "muted"):
+                equal((what, name, hosts.count(name, "unreplicated")), (what, name, 1))
+            equal(select.select([hosts.listeners["muted"]], [], [], 0.3)[0], [])
+
+
 def disconnected() -> None:
     """A socket that is connected to AF_UNSPEC is nothing of ours any more"""
     with service(free=("primary",)) as hosts:
@@ -437,4 +463,4 @@ def namespaces() -> None:
 
 
 if __name__ == "__main__":
-    main(sizes, values, who, full, busy, told, unreplicated, cookies, disconnected, stuck, killed, late, keys, namespaces)
+    main(sizes, values, who, full, busy, told, unreplicated, special, cookies, disconnected, stuck, killed, late, keys, namespaces)

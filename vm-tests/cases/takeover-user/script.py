@@ -21,10 +21,13 @@ class Script:
 
     def __init__(self, place: Path) -> None:
         self.network, self.mark, self.told, self.place = place / "network", place / "mark", place / "told", place
+        self.logged = place / "logged"
         self.told.touch()
+        self.logged.touch()
         (place / "takeover.sh").write_text(TEXT.replace("DIRECTORY=/run/takeover", f"DIRECTORY={place}"))
         (place / "status").write_text(STATUS)
-        for name, text in ("ping", f"exec test -e {self.network}"), \
+        for name, text in ("ping", f"for at; do :; done; exec test -e {self.network} -a $at = 192.0.2.1"), \
+                          ("logger", f"echo \"$*\" >>{self.logged}"), \
                           ("ip", f"test \"$*\" != '-o address show to {MARK}' || cat {self.mark} 2>/dev/null"), \
                           ("takeoverctl", f"case $1 in status) exec cat {place}/status ;; protect) sed -i \"/^$2 /d\" {place}/status ;; esac; "
                            f"echo \"$*\" >>{self.told}"):
@@ -95,6 +98,23 @@ def cut() -> None:
             equal(s.ends(), [] if heard else ["promote all"])
 
 
+def gateway() -> None:
+    """Why it waits is in the log, once, and that it goes on"""
+    with script() as s:
+        s.becomes("MASTER")
+        time.sleep(2)
+        s.network.touch()
+        equal(s.ends(), ["promote all"])
+        first, second = s.logged.read_text().splitlines()
+        assert "daemon.err " in first and "192.0.2.1: not promoted until" in first, first
+        assert "reaches GATEWAY, 192.0.2.1, again" in second, second
+    with script() as s:
+        s.network.touch()
+        s.becomes("MASTER")
+        equal(s.ends(), ["promote all"])
+        equal(s.logged.read_text(), "")
+
+
 def again() -> None:
     """It loses the network once more before it has gone on"""
     with script() as s:
@@ -131,4 +151,4 @@ def stopped() -> None:
 
 
 if __name__ == "__main__":
-    main(dead, back, cut, again, overtaken, stopped)
+    main(dead, back, cut, gateway, again, overtaken, stopped)

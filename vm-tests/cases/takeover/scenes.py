@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
 """Hosts die, hang and lose their cables, one after the other, while clients read: scenes.py [all | servers | random COUNT]."""
 
+import signal
 import sys
 import time
 from collections.abc import Callable
@@ -20,7 +21,7 @@ clients = (3, 6, 2)
 def boot() -> None:
     """Both hosts have the service, and clients read"""
     global pair
-    pair = Pair(stack.enter_context(Network("takeover", SEED)), WEB, clients=clients)
+    pair = Pair(stack.enter_context(Network("takeover", SEED)), WEB, clients=clients, checked=sys.argv[1:] == ["servers"])
     pair.watch()
 
 
@@ -58,6 +59,27 @@ def server(which: str) -> None:
     """The {}'s server is killed and restarted"""
     name = role(which)
     pair.strike(f"{which}'s server killed", lambda: pair.restart(name, "server"), OTHER[name])
+
+
+def down(which: str) -> None:
+    """The {}'s server is killed and stays away: new connections are the other host's, too"""
+    name = role(which)
+
+    def end() -> None:
+        process = pair.daemons[name]["server"]
+        process.signal(signal.SIGKILL)
+        process.wait()
+
+    pair.strike(f"{which}'s server gone", end, OTHER[name])
+    pair.spawn(name, "server").says("listens")
+
+
+def hangs(which: str) -> None:
+    """The {}'s server hangs until the other host has gone on"""
+    name = role(which)
+    server = pair.daemons[name]["server"]
+    pair.strike(f"{which}'s server hangs", lambda: server.signal(signal.SIGSTOP), OTHER[name])
+    server.signal(signal.SIGCONT)
 
 
 def takeoverd(which: str) -> None:
@@ -130,7 +152,7 @@ BOTH = ("backup", "primary")
 KINDS = [*((f, which) for f in (stopped, lan) for which in BOTH), (link,),
          *((f, which) for f in (takeoverd, keepalived) for which in BOTH),
          *((dies, which, how) for how in ("kill", "panic") for which in BOTH)]
-SERVERS = [*((server, which) for which in BOTH), (key,)]
+SERVERS = [*((f, which) for f in (server, down, hangs) for which in BOTH), (key,)]
 
 
 def network(*kinds: tuple[Any, ...]) -> list[Callable[[], None]]:
