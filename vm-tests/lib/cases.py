@@ -24,11 +24,34 @@ def tell(**event: object) -> None:
     print(json.dumps(event), flush=True)
 
 
+def waiting(session: int) -> str:
+    """What the session's threads wait for; in a guest those of all programs, and of the kernel those that nothing interrupts."""
+    lines = []
+    for task in sorted(Path("/proc").glob("[0-9]*/task/[0-9]*"), key=lambda task: int(task.name)):
+        try:
+            pid, _, rest = (task / "stat").read_text().partition(" (")
+            name, _, rest = rest.rpartition(") ")
+            state, _, _, its_session, *_ = rest.split()
+            command = (task / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
+            if state in "ZX" or (os.environ.get("PERDURE_GUEST") != "1" and its_session != str(session)) or (not command and state != "D"):
+                continue
+            stack = [line.split()[-1].partition("+")[0] for line in (task / "stack").read_text().splitlines()]
+        except (OSError, IndexError):   # it has ended
+            continue
+        lines.append(f"# {pid} {state} {(command or name)[:80]}: {' < '.join(stack[:12]) or 'runs'}\n")
+    return "".join(lines)
+
+
 def run(command: str, cwd: Path, limit: float) -> tuple[int, str]:
     """The exit status (128 + signal when killed) and why it was stopped, if it was."""
     process = subprocess.Popen(["/bin/sh", "-c", command], cwd=cwd, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
                                stderr=subprocess.STDOUT, start_new_session=True)
     assert process.stdout
+    if os.nice(0):      # a session has a group of its own, which is as important as any other
+        try:
+            Path(f"/proc/{process.pid}/autogroup").write_text(str(os.nice(0)))
+        except OSError:
+            pass
     size, why, exited, open_ = 0, "", False, True
     try:
         deadline = time.monotonic() + limit
@@ -41,6 +64,7 @@ def run(command: str, cwd: Path, limit: float) -> tuple[int, str]:
                 if left <= 0:
                     why = ("left processes behind that hold its output open" if exited else
                            f"did not end within {limit:g} seconds")
+                    tell(text="\n" + waiting(process.pid))
                     break
                 for key, _ in selector.select(left):
                     if key.fd == watch:

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from itertools import groupby
 from pathlib import Path
 
@@ -25,7 +25,7 @@ NAMED = ("kcsan",)                          # only with --profile: another kerne
 SCALE = {"vm": 1, "off": 1, "debug": 5, "kcsan": 10}    # of the time limits: the checkers are slow
 MEMORY = {"vm": "1G", "off": "1G", "debug": "2G", "kcsan": "2G", "bench": "1G"}
 TAIL = 15                                   # lines shown of a failed case
-SLOWEST = 10                                # cases named at the end
+FEW, SLOWEST = 10, 30                       # of so few cases nobody asks which are the slowest; so many are told
 QUIET = 60                                  # seconds between signs of life, where there is no terminal
 HOST = "host"
 
@@ -48,6 +48,8 @@ class Suite:
     append: str = ""
     # Of a host suite: kernels that its cases boot, as "perdure-vm"
     needs: list[str] = field(default_factory=list)
+    # Of a host suite: its cases need processors and no clock, so that in the default run they go on beside the others
+    beside: bool = False
 
 
 @dataclass
@@ -132,6 +134,14 @@ def plan(runs: list[Run]) -> list[str]:
     return ["userspace", *(["patch"] if any(r.suite.where == HOST for r in runs) else [])]
 
 
+def unimportant(nice: int, log: Path, script: str, *words: object) -> subprocess.Popen:
+    """Begins a shell script at low priority, in a session, to end it whole."""
+    log.parent.mkdir(parents=True, exist_ok=True)
+    # Between sessions nice means nothing where the kernel groups them
+    return subprocess.Popen(["nice", "-n", str(nice), "sh", "-c", f"echo {nice} 2>/dev/null >/proc/self/autogroup\n{script}", *map(str, words)],
+                            stdin=subprocess.DEVNULL, stdout=log.open("w"), stderr=subprocess.STDOUT, start_new_session=True)
+
+
 class Kernels:
     """Has the first built, then the others one by one, at low priority, while the suites of those before run."""
 
@@ -140,13 +150,8 @@ class Kernels:
         self.builds = None
         self.wait(places[:1])
         if self.coming:
-            log = vm.LOG / "test" / "kernels.log"
-            log.parent.mkdir(parents=True, exist_ok=True)
-            # A session, to end it whole; between sessions nice means nothing where the kernel groups them
-            self.builds = subprocess.Popen(
-                ["nice", "sh", "-c", """echo 10 2>/dev/null >/proc/self/autogroup
-                 for k; do "$0" kernel --kernel "${k%-*}" --profile "${k#*-}" || exit; done""", BUILD, *self.coming],
-                stdin=subprocess.DEVNULL, stdout=log.open("w"), stderr=subprocess.STDOUT, start_new_session=True)
+            self.builds = unimportant(10, vm.LOG / "test" / "kernels.log",
+                                      'for k; do "$0" kernel --kernel "${k%-*}" --profile "${k#*-}" || exit; done', BUILD, *self.coming)
 
     def wait(self, places: list[str]) -> None:
         """Or build them here, and see why if that failed."""
@@ -161,6 +166,42 @@ class Kernels:
         if self.builds and self.builds.poll() is None:
             os.killpg(self.builds.pid, signal.SIGTERM)
             self.builds.wait()
+
+
+class Beside:
+    """Runs suites at the lowest priority, while others run; tells at the end."""
+
+    def __init__(self, runs: list[Run], args: argparse.Namespace) -> None:
+        # Not one name for all: a test of this runs in the midst of it
+        self.log = vm.LOG / "test" / f"beside-{os.getpid()}.log"
+        self.tally = self.log.with_suffix(".json")
+        self.tally.unlink(missing_ok=True)
+        names = [f"{run.suite.name}/{case}" for run in runs for case in run.chosen]
+        print(f"beside the others: {', '.join(names)}", flush=True)
+        self.process = unimportant(19, self.log, 'exec "$0" "$@"', vm.TOP / "vm-tests" / "run", "test", "--cases", args.cases, "--tally", self.tally,
+                                   *(["--vmlinux", args.vmlinux] if args.vmlinux else []), *names)
+
+    def end(self, total: ktap.Verdict) -> list[tuple[float, str]]:
+        """Adds to the total; how long its cases took."""
+        status = self.process.wait()
+        print(self.log.read_text(errors="replace"), end="", flush=True)
+        if not self.tally.exists():
+            total.failed.append(f"beside the others: the runner ended with status {status} (see {vm.short(self.log)})")
+            return []
+        found = json.loads(self.tally.read_text())
+        self.tally.unlink()
+        self.log.unlink()
+        total.passed += found["passed"]
+        total.skipped += found["skipped"]
+        total.failed += found["failed"]
+        return [(seconds, f"{name}, beside the others") for seconds, name in found["times"]]
+
+    def close(self) -> None:
+        try:
+            os.killpg(self.process.pid, signal.SIGTERM)
+        except ProcessLookupError:
+            pass
+        self.process.wait()
 
 
 class Report:
@@ -371,6 +412,7 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--vmlinux", type=Path, metavar="FILE", help="boot this kernel instead of building one")
     parser.add_argument("--cases", type=Path, default=CASES, metavar="DIR", help=argparse.SUPPRESS)
     parser.add_argument("--plan", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--tally", type=Path, metavar="FILE", help=argparse.SUPPRESS)
     if "--plan" in argv and {"-h", "--help", "--list"} & set(argv):
         print("show")
         return 0
@@ -393,10 +435,15 @@ def main(argv: list[str]) -> int:
     times: list[tuple[float, str]] = []
     total = ktap.Verdict()
     # In the order in which they are needed
-    kernels = Kernels([] if args.vmlinux else list(dict.fromkeys(place for run in runs for place in run.kernels)))
+    kernels = Kernels([] if args.vmlinux or args.tally else list(dict.fromkeys(place for run in runs for place in run.kernels)))
     waited += time.monotonic() - start
+    aside = [] if args.names or args.profile else [run for run in runs if run.suite.beside]
+    beside, aside_times, late = None, [], 0.0
     try:
-        for group in together(runs, args):
+        if aside:
+            kernels.wait([place for run in aside for place in run.kernels])
+            beside = Beside(aside, args)
+        for group in together([run for run in runs if run not in aside], args):
             before = time.monotonic()
             try:
                 kernels.wait(group[0].kernels)
@@ -409,19 +456,30 @@ def main(argv: list[str]) -> int:
             total.passed += verdict.passed
             total.skipped += verdict.skipped
             total.failed += verdict.failed
+        before = time.monotonic()
+        if beside:
+            aside_times = beside.end(total)
+        late = time.monotonic() - before
     finally:
-        kernels.close()
+        try:
+            kernels.close()
+        finally:
+            if beside:
+                beside.close()
     if not runs:
         total.failed.append("nothing ran: no suite has this profile")
+    if args.tally:
+        args.tally.write_text(json.dumps(asdict(total) | {"times": times}))
+        return 0
     if total.failed:
         print("\nFailed:")
         print("\n".join(f"  {failure}" for failure in total.failed))
-    if len(times) > SLOWEST:
+    if len(times) > FEW:
         print("\nSlowest:")
-        print("\n".join(f"  {seconds:7.1f} s  {name}" for seconds, name in sorted(times, reverse=True)[:SLOWEST]))
+        print("\n".join(f"  {seconds:7.1f} s  {name}" for seconds, name in sorted(times + aside_times, reverse=True)[:SLOWEST]))
     took, cases = time.monotonic() - start, sum(seconds for seconds, _ in times)
     print(f"\n{len(runs)} runs in {took:.0f} s: {cases:.0f} in cases, {waited:.0f} for kernels, "
-          f"{took - cases - waited:.0f} for guests to begin and end")
+          f"{took - cases - waited - late:.0f} for guests to begin and end" + (f", {late:.0f} until what ran beside had ended" if beside else ""))
     skipped = f", {total.skipped} skipped" if total.skipped else ""
     print(f"{total.passed} passed, {len(total.failed)} failed{skipped}")
     return 1 if total.failed or not total.passed else 0

@@ -25,10 +25,16 @@ LAZY = os.path.exists("/proc/self/lazy_loader")
 MEGABYTES = 8
 
 cases: list[Callable[[Path], None]] = []
+thorough: list[Callable[[Path], None]] = []     # for when they are asked for
 
 
 def case(function: Callable[[Path], None]) -> Callable[[Path], None]:
     cases.append(function)
+    return function
+
+
+def thorough_case(function: Callable[[Path], None]) -> Callable[[Path], None]:
+    thorough.append(function)
     return function
 
 
@@ -178,7 +184,7 @@ def tree(place: Path) -> None:
     target.end()
 
 
-@case
+@thorough_case
 def leaving(place: Path) -> None:
     """a process of the tree that ends while it is being loaded is no failure"""
     target = Target(place, children=1, megabytes=48)
@@ -196,7 +202,7 @@ def leaving(place: Path) -> None:
     target.end()
 
 
-@case
+@thorough_case
 def left(place: Path) -> None:
     """what the kernel says of a process that has ended while it was loaded is no failure"""
     if not LAZY:
@@ -243,7 +249,7 @@ def frem_dies(place: Path) -> None:
     assert ran.count(False) >= 8 and ran.count(True) > 1, ran
 
 
-@case
+@thorough_case
 def in_a_namespace(place: Path) -> None:
     """numbers in a PID namespace are not those of the host: a restore that fails or is interrupted ends nobody there"""
     if not LAZY:
@@ -266,7 +272,7 @@ def in_a_namespace(place: Path) -> None:
     bystander.kill()
 
 
-@case
+@thorough_case
 def not_lazily(place: Path) -> None:
     """where CRIU fails with pages to come later, it restores without them"""
     target = Target(place, children=1)
@@ -294,7 +300,7 @@ def too_late(place: Path) -> None:
     target.end()
 
 
-@case
+@thorough_case
 def kept_until_stored(place: Path) -> None:
     """with --kill the process ends when its checkpoint is whole: where that cannot be written, it goes on"""
     target = Target(place)
@@ -310,7 +316,7 @@ def kept_until_stored(place: Path) -> None:
     target.end()
 
 
-@case
+@thorough_case
 def newer_page_maps(place: Path) -> None:
     """CRIU since 4.2 counts pages in another field"""
     source = Path(os.environ["PERDURE_TOP"]) / "userspace/frem/frem_images.py"
@@ -330,7 +336,7 @@ def newer_page_maps(place: Path) -> None:
     assert module.page_map(place / "c", target.pid)[2] == old[2]
 
 
-@case
+@thorough_case
 def grown(place: Path) -> None:
     """an image that has another size when the kernel takes it is not loaded lazily"""
     target = Target(place)
@@ -343,7 +349,7 @@ def grown(place: Path) -> None:
     target.end()
 
 
-@case
+@thorough_case
 def cannot_tell(place: Path) -> None:
     """where it may not see whether a process is loaded, it does not take it for loaded"""
     if not LAZY:
@@ -382,7 +388,7 @@ def unmarked(place: Path) -> None:
         target.end()
 
 
-@case
+@thorough_case
 def periodic(place: Path) -> None:
     """checkpoints at intervals: the window adapts, old ones go, the last is restored"""
     target = Target(place)
@@ -418,7 +424,7 @@ def periodic(place: Path) -> None:
             path.unlink()
 
 
-@case
+@thorough_case
 def goes_on(place: Path) -> None:
     """checkpoints at intervals go on after some that failed, which is said, and end with the process"""
     target = Target(place)
@@ -544,7 +550,7 @@ def interrupted(place: Path) -> None:
     target.end()
 
 
-@case
+@thorough_case
 def in_a_cgroup(place: Path) -> None:
     """the process tree of a cgroup is found"""
     cgroup = Path("/sys/fs/cgroup/frem-test")
@@ -630,7 +636,7 @@ def refusals(place: Path) -> None:
     target.end()
 
 
-@case
+@thorough_case
 def private_directory(place: Path) -> None:
     """where the socket and the FIFOs are, nobody else gets in"""
     target = Target(place, megabytes=1)
@@ -720,7 +726,7 @@ def of_others(place: Path) -> None:
     target.end()
 
 
-@case
+@thorough_case
 def asked_of_criu(place: Path) -> None:
     """of the options for CRIU in a checkpoint, a restore passes on those that it knows, and no program to run"""
     target = Target(place)
@@ -777,7 +783,7 @@ def bit_rot(place: Path) -> None:
     frem("restore", "--dir", str(place / "c"), "--detach", "--verify", status=2)
 
 
-@case
+@thorough_case
 def with_breakpoints(place: Path) -> None:
     """breakpoints, which rescue points and probes have put into its memory, are not in a checkpoint: they may be gone at the restore"""
     def rescuectl(*words: str) -> str:
@@ -889,7 +895,10 @@ def run_cases(chosen: list[Callable[[Path], None]]) -> None:
 
 def main() -> None:
     names = sys.argv[1:]
-    run_cases([function for function in cases if not names or function.__name__ in names])
+    if names == ["--thorough"]:
+        run_cases(thorough)
+    else:
+        run_cases([function for function in cases + thorough if function.__name__ in names] if names else cases)
 
 
 if __name__ == "__main__":

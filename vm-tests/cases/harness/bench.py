@@ -1,9 +1,10 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: GPL-2.0-or-later
-"""The tables of bench restore, from made-up measurements."""
+"""The tables of bench restore and bench programs, from made-up measurements."""
 
 import math
 import sys
+from runpy import run_path
 
 from points import TOP, equal, main
 
@@ -81,4 +82,21 @@ def equation() -> None:
     assert lifetime(6400, 20, 0.5, 5, 10, 0.5) < 0 < lifetime(1, 20, 0.01, 5, 10, 0.5)
 
 
-main(paper, numbers, unknown, equation)
+def programs() -> None:
+    """Of programs as they are: who is refused and what is left misses its goal, but not where sockets are not kept"""
+    bench = run_path(str(TOP / "bench/run"))
+    one, restarted = bench["Series"], bench["restarted"]
+    sides = {"run": one(90e6, 90e6, 99e6), "systemd": one(200e6, 200e6, 210e6), "run, left": one(0, 0, 0), "run, refused": one(0, 0, 0),
+             "systemd, may be refused": one(21.5, 20, 23)}
+    own = {"run": one(1, 1, 1), "systemd": one(2e8, 2e8, 2e8), "run, may be refused": one(3, 1, 4)}
+    rows = restarted({"p": sides, "refuses": sides | {"run, refused": one(0.25, 0, 1)}, "leaks": sides | {"run, left": one(1, 1, 1)},
+                      "late": sides | {"run": one(101e6, 101e6, 101e6)}, "own": own, "only ours": {"run": one(1, 1, 1)}})
+    equal({(r["table"].split(" ")[0], r["case"]) for r in rows if r["ok"] is False},
+          {("Later", "late"), ("Connections", "refuses"), ("Processes", "leaks")})
+    refused = {r["case"]: r for r in rows if r["table"].startswith("Connections refused")}
+    equal((refused["p"]["value"], refused["p"]["goal"], refused["p"]["peers"]), (0, 0, {"systemd": 21.5}))
+    equal((refused["refuses"]["value"], refused["refuses"]["spread"]), (0.25, "0.00-1.00"))
+    equal((refused["own"]["value"], refused["own"]["goal"], refused["own"]["peers"]), (3, None, {}))
+
+
+main(paper, numbers, unknown, equation, programs)

@@ -2,16 +2,19 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
 """./build.sh test on suites that are made to fail (vm-tests/selftest)."""
 
+import json
 import re
 import subprocess
+import tempfile
+from pathlib import Path
 
 from points import TOP, VMLINUX, equal, main
 
 SUITES = TOP / "vm-tests" / "selftest"
 
 
-def test(*arguments: str) -> tuple[int, str]:
-    done = subprocess.run([str(TOP / "vm-tests" / "run"), "test", "--cases", str(SUITES), "--vmlinux", str(VMLINUX),
+def test(*arguments: str, cases: Path = SUITES) -> tuple[int, str]:
+    done = subprocess.run([str(TOP / "vm-tests" / "run"), "test", "--cases", str(cases), "--vmlinux", str(VMLINUX),
                            *arguments], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     return done.returncode, done.stdout
 
@@ -41,6 +44,7 @@ def bad() -> None:
                    "behind: left processes behind", "missing: exit status 127"):
         assert reason in text, f"{reason} is not in:\n{text}"
     assert "| before" in text, text
+    assert re.search(r"\| # \d+ S sleep 100: .*nanosleep", text), f"what hangs is not told:\n{text}"
 
 
 def splat() -> None:
@@ -81,11 +85,27 @@ def one_kernel() -> None:
 def slowest() -> None:
     """The end says which cases were the slowest, when there are many, and where the rest of the time went"""
     status, text = test("many")
-    equal((status, last(text)), (0, "13 passed, 0 failed"))
+    equal((status, last(text)), (0, "33 passed, 0 failed"))
     shown = re.findall(r"^ +([\d.]+) s  (\S+) \(perdure-vm\)$", text, re.M)
-    equal((len(shown), shown[0][1]), (10, "many/slow"))
+    equal((len(shown), shown[0][1]), (30, "many/slow"))
     equal(shown, sorted(shown, key=lambda line: -float(line[0])))
     assert re.search(r"^1 runs in \d+ s: \d+ in cases, 0 for kernels, \d+ for guests to begin and end$", text, re.M), text
+
+
+def beside() -> None:
+    """Suites that run beside the others are told, and count as any; named, they are suites as any"""
+    suite = {"doc": "", "where": "host", "kernel": "perdure", "profiles": ["vm"], "timeout_s": 60}
+    with tempfile.TemporaryDirectory() as place:
+        for name, more, run in ("alone", {}, "sleep 2"), ("aside", {"beside": True}, 'test "$(nice)" != 19 || exit 3'):
+            (Path(place) / name).mkdir()
+            cases = [{"name": "case", "run": run, "timeout_s": 20}, {"name": "good", "run": "true", "timeout_s": 20}]
+            (Path(place) / name / "suite.json").write_text(json.dumps(suite | more | {"cases": cases}))
+        status, text = test(cases=Path(place))
+        equal((status, last(text)), (1, "5 passed, 1 failed"))
+        for line in "beside the others: aside/case, aside/good", "  FAIL aside/case", "  aside (host) case: exit status 3":
+            assert line in text, f"{line} is not in:\n{text}"
+        status, text = test("aside/good", cases=Path(place))
+        equal((status, last(text), "beside" in text), (0, "2 passed, 0 failed", False))
 
 
 def nothing() -> None:
@@ -94,4 +114,4 @@ def nothing() -> None:
     equal((status, last(text)), (1, "0 passed, 1 failed"))
 
 
-main(good, one_case, bad, splat, dies, hangs, names, one_kernel, slowest, nothing)
+main(good, one_case, bad, splat, dies, hangs, names, one_kernel, slowest, beside, nothing)
