@@ -80,7 +80,7 @@ Builds what is missing and shows, in a virtual machine, downloads that survive t
 and an order that survive the death of a host; or Apache with a module that has mistakes, whose requests fail alone." ;;
 	bench) echo "usage: ./build.sh bench [NAME...] [--json FILE] [--plot [DIR]] [--quick] [--here]
 Re-measures the tables in bench/; prints ours beside the goals. Names: restart, hread, unregistered, faults, loading, tracker,
-rescue, restore, replay, takeover; all but the last three when none is given. --plot draws them, too; --quick takes fewer samples
+rescue, programs, restore, replay, takeover; all but the last three when none is given. --plot draws them, too; --quick takes fewer samples
 (takeover); --here runs them without a machine of their own, in wall time, to work on the programs." ;;
 	clean) echo "usage: ./build.sh clean
 Removes what was built under build/, but not the kernel's git tree." ;;

@@ -17,9 +17,9 @@ seen="$(cat "${lists[@]}" | sha256sum) $(stat -c %Y /var/lib/dpkg/status 2>/dev/
 missing() {
 	# ${Status} is dpkg-query's, not ours
 	# shellcheck disable=SC2016
-	comm -23 <(printf '%s\n' "${wanted[@]}" | sort) \
+	comm -23 <(printf '%s\n' "${wanted[@]}" | sort -u) \
 		<(dpkg-query -W -f '${Package} ${Status}\n' "${wanted[@]}" 2>/dev/null |
-			sed -n 's/ install ok installed$//p' | sort) | tr '\n' ' '
+			sed -n 's/ install ok installed$//p' | sort -u) | tr '\n' ' '
 }
 
 install() {

@@ -1,16 +1,20 @@
 #!/usr/bin/python3
 # SPDX-License-Identifier: GPL-2.0-or-later
-"""In the guest, once it is up: says which kernel runs, and what becomes of a download when its server faults."""
+"""In the guest, once it is up: says which kernel runs, and what each rung of the ladder does there when something faults."""
 
 import glob
 import hashlib
+import json
 import os
 import re
 import shutil
 import signal
 import socket
 import subprocess
+import sys
 import time
+import urllib.request
+from collections.abc import Callable
 
 # More than the buffers of a connection hold: a server that dies early leaves a download that is not whole
 SIZE = 24_000_000
@@ -72,33 +76,88 @@ def unit() -> str:
     def shown(what: str) -> int:
         return int(subprocess.run(["systemctl", "show", "-p", what, "--value", "unaware"], stdout=subprocess.PIPE, text=True).stdout)
 
-    def name(pid: int) -> str:
-        with open(f"/proc/{pid}/comm") as file:
-            return file.read().strip()
+    def program() -> int:
+        """The service's process, or 0. Of a service of root's, perdurectl is the main process."""
+        try:
+            with open("/sys/fs/cgroup/system.slice/unaware.service/cgroup.procs") as file:
+                for pid in file.read().split():
+                    with open(f"/proc/{pid}/comm") as comm:
+                        if comm.read().strip() == "sleep":
+                            return int(pid)
+        except OSError:     # it has just ended
+            pass
+        return 0
 
-    pid, kept, end = shown("MainPID"), 0, time.monotonic() + 300
-    while name(pid) != "sleep":     # until perdurectl has started it
-        time.sleep(0.1)
-    while kept < 10:
-        subprocess.run(["systemctl", "kill", "-s", "SEGV", "unaware"], check=True)
-        # When it dies, systemd waits a little before it starts another one
-        while restarts(pid) != kept + 1 and not shown("NRestarts"):
+    kept, afresh, end = 0, 0, time.monotonic() + 300
+
+    def wait(until: Callable[[], bool]) -> None:
+        while not until():
             if time.monotonic() > end:
-                return f"unit: nobody restarts it after {kept} restarts"
+                raise TimeoutError(f"the service after {kept} restarts by the kernel, {afresh} by perdurectl")
             time.sleep(0.1)
+
+    while kept + afresh < 10:
+        wait(lambda: program() > 0)
+        pid = program()
+        subprocess.run(["systemctl", "kill", "--kill-whom=main", "-s", "SEGV", "unaware"], check=True)
+        wait(lambda: restarts(pid) == kept + 1 or program() not in (0, pid))
         if shown("NRestarts"):
             break
-        kept += 1
+        if restarts(pid) == kept + 1:   # it may be perdurectl yet, not the program
+            kept += 1
+        else:
+            afresh += 1
     second = shown("NRestarts")     # which a stop resets
     subprocess.run(["systemctl", "stop", "unaware"], check=True)
-    return f"unit: {kept} restarts by the kernel, {second} by systemd"
+    return f"unit: {kept} restarts by the kernel, {afresh} by perdurectl, {second} by systemd"
+
+
+def started(name: str) -> bool:
+    """A unit that has a condition is told to start, and may say that there is nothing to do."""
+    subprocess.run(["systemctl", "restart", name], check=True)
+    return not subprocess.run(["systemctl", "is-active", "--quiet", name]).returncode
+
+
+def function() -> str:
+    """json_loads() of what is no string, in another program; its point comes from the directory of the manual."""
+    library = os.path.realpath(glob.glob("/usr/lib/*/libjansson.so.4")[0])
+    with open("/etc/perdure/rescue.d/jansson.conf", "w") as file:
+        file.write(f"[json_loads]\nbinary = {library}\nsymbol = json_loads\nvalue = 0\n")
+    loaded = started("rescue-points")
+    call = f"import ctypes; print(ctypes.CDLL('{library}').json_loads(ctypes.c_void_p(16), 0, None))"
+    ended = subprocess.run([sys.executable, "-c", call], stdout=subprocess.PIPE, text=True)
+    told = f"returned {ended.stdout.strip()}" if not ended.returncode else signal.Signals(-ended.returncode).name
+    os.remove("/etc/perdure/rescue.d/jansson.conf")
+    subprocess.run(["systemctl", "stop", "rescue-points"], check=True)
+    return f"points {'set' if loaded else 'not set'}, function {told}"
+
+
+def host() -> str:
+    """One of two hosts, whose peer does not answer: Apache with its module serves alone."""
+    for address in "192.0.2.2", "192.0.2.10":
+        subprocess.run(["ip", "address", "add", f"{address}/32", "dev", "lo"], check=True)
+    subprocess.run(["takeoverctl", "key", "/etc/perdure/web.key"], check=True)
+    with open("/etc/perdure/takeover.conf", "w") as file:
+        file.write("[host]\nlog_listen = 192.0.2.2:7550\ngroup = www-data\n\n[service web]\naddress = 192.0.2.10\nport = 80\n"
+                   "role = primary\npeer = 192.0.2.3\npeer_log = 192.0.2.3:7550\ninterface = lo\nkey_file = /etc/perdure/web.key\n")
+    with open("/etc/apache2/conf-enabled/here.conf", "w") as file:
+        for module in glob.glob("/usr/lib64/httpd/modules/mod_takeover.so"):    # where Debian's Apache does not look
+            file.write(f"LoadModule takeover_module {module}\n")
+        file.write("ServerName here\nTakeoverEngine on\nTakeoverPrefix / sync-static\n")
+    subprocess.run(["systemctl", "restart", "takeoverd", "apache2"], check=True)
+    lacks = "no TCP_REPLICA" in subprocess.run(["takeoverctl", "check"], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True).stdout
+    subprocess.run(["takeoverctl", "promote", "web"], check=True)
+    state = json.loads(subprocess.run(["takeoverctl", "status", "--json"], stdout=subprocess.PIPE, check=True).stdout)["services"][0]["state"]
+    with urllib.request.urlopen("http://192.0.2.10/", timeout=60) as page:
+        served = page.status == 200 and b"Apache" in page.read()
+    return f"takeover {state}{', without the kernel' if lacks else ''}, page {'served' if served else 'missing'}"
 
 
 try:
     say(f"kernel {os.uname().release}")
-    if shutil.which("zhttpd"):
-        say(download())
-        say(unit())
+    for tool, what in ("zhttpd", download), ("zhttpd", unit), ("rescuectl", function), ("takeoverd", host):
+        if shutil.which(tool):
+            say(what())
     say("done")
 except Exception as error:
     say(f"error {error!r}")

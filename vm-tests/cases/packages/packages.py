@@ -21,9 +21,10 @@ WORK = BUILD / "test" / "packages"
 PROFILE = os.environ.get("PERDURE_PACKAGES_PROFILE", "server")
 DIST = Path(os.environ.get("PERDURE_PACKAGES") or WORK)
 # A system with its own kernel: each of the two that make an initramfs. Nothing else beside init, what the guest runs, and
-# what libreplay needs
-SYSTEMS = {"bookworm": "initramfs-tools,libcurl4,libinih1,libisal2,libjansson4,libmicrohttpd12",
-           "trixie": "dracut,rpm,libcurl4t64,libinih1,libisal2,libjansson4,libmicrohttpd12t64"}
+# what the packages need
+NEEDED = "apache2,iproute2,libinih1,libisal2,libjansson4,nftables"
+SYSTEMS = {"bookworm": f"initramfs-tools,{NEEDED},libcurl4,libdw1,libmicrohttpd12",
+           "trixie": f"dracut,rpm,{NEEDED},libcurl4t64,libdw1t64,libmicrohttpd12t64"}
 # rpm runs scripts in a mount namespace of its own, for which the root has to be a mount
 IN_ROOT = """mount --rbind "$1" "$1"; mount -t proc proc "$1/proc"; mount -t sysfs sys "$1/sys"; mount --bind /dev "$1/dev"; root=$1; shift
 exec chroot "$root" /usr/bin/env -i PATH=/usr/sbin:/usr/bin:/sbin:/bin DEBIAN_FRONTEND=noninteractive LC_ALL=C.UTF-8 "$@" """
@@ -160,11 +161,13 @@ def machine() -> None:
 
 def protects(said: list[str], release: str) -> None:
     equal(said, [f"kernel {release}", "download equal, server alive",
-                 "unit: 5 restarts by the kernel, 1 by systemd", "done"])
+                 "unit: 5 restarts by the kernel, 0 by perdurectl, 1 by systemd", "points set, function returned 0",
+                 "takeover alone, page served", "done"])
 
 
 DEBS = ("linux-image-*-perdure*_amd64.deb", "libperdure0_*.deb", "perdure-tools_*.deb", "python3-perdure_*.deb",
-        "libreplay0_*.deb", "replayctl_*.deb")
+        "libreplay0_*.deb", "replayctl_*.deb", "rescuectl_*.deb", "libtakeover0_*.deb", "takeoverd_*.deb", "libapache2-mod-takeover_*.deb")
+RPMS = ("perdure-0*.rpm", "perdure-replay-0*.rpm", "perdure-rescue-0*.rpm", "perdure-takeover-0*.rpm", "perdure-mod-takeover-0*.rpm")
 system: System
 
 
@@ -225,18 +228,19 @@ def plain() -> None:
     """With the tools under the distribution's kernel the server is an ordinary one."""
     stock = [r for r in system.releases() if "perdure" not in r]
     said = system.boot(stock[0])
-    equal(said, [f"kernel {stock[0]}", "download damaged, server dead", "unit: 0 restarts by the kernel, 1 by systemd", "done"])
+    equal(said, [f"kernel {stock[0]}", "download damaged, server dead", "unit: 0 restarts by the kernel, 5 by perdurectl, 1 by systemd",
+                 "points not set, function SIGSEGV", "takeover alone, without the kernel, page served", "done"])
 
 
 def remove() -> None:
     """Removed, nothing of ours is left, and the distribution's kernel boots."""
-    names = re.findall(r"^(\S*(?:perdure|replay)\S*)", system.inside("dpkg-query", "-W", "-f", "${Package}\n"), re.M)
+    names = re.findall(r"^(\S*(?:perdure|replay|rescuectl|takeover)\S*)", system.inside("dpkg-query", "-W", "-f", "${Package}\n"), re.M)
     system.apt("purge", *names)
     gone(system)
 
 
 def gone(where: System) -> None:
-    names = "*perdure*", "libreplay*", "replay.*", "replayctl*"
+    names = "*perdure*", "libreplay*", "replay.*", "replayctl*", "rescuectl*", "rescue-points*", "*takeover*"
     left = [str(p) for d in ("boot", "usr", "var", "etc") for name in names for p in (where.root / d).rglob(name)]
     equal([p for p in left if "perdure-check.service" not in p], [])
     stock = where.releases()
@@ -279,7 +283,7 @@ def rpm_install() -> None:
     (system.root / "etc/selinux").mkdir(exist_ok=True)
     (system.root / "etc/selinux/config").write_text("SELINUX=enforcing\n")
     # Debian's rpm does not know what dpkg has installed
-    packages = system.copy("N", "kernel-perdure-6*.rpm", "perdure-0*.rpm", "perdure-replay-0*.rpm")
+    packages = system.copy("N", "kernel-perdure-6*.rpm", *RPMS)
     system.inside("rpm", "-i", "--nodeps", *packages)
     # Where that distribution has its libraries, Debian does not look
     (system.root / "etc/ld.so.conf.d/lib64.conf").write_text("/usr/lib64\n")
@@ -294,7 +298,7 @@ def rpm_upgrade() -> None:
     """The next release's kernel is installed beside this one, which still boots; the tools are replaced."""
     old = system.ours()[0]
     system.inside("rpm", "-i", "--nodeps", *system.copy("N+1", "kernel-perdure-6*.rpm"))
-    system.inside("rpm", "-U", "--nodeps", *system.copy("N+1", "perdure-0*.rpm", "perdure-replay-0*.rpm"))
+    system.inside("rpm", "-U", "--nodeps", *system.copy("N+1", *RPMS))
     both(old)
 
 
