@@ -2,8 +2,8 @@
 /*
  * The faults of zhttpd-faults, the test build: a NULL dereference at the points that ZHTTPD_FAULT lists.
  *
- *	sent:N		after byte N of output on a connection
- *	input:N		after byte N of input on a connection
+ *	sent:N		after byte N of an answer
+ *	input:N		after byte N of a request
  *	STATE:N		when a request enters STATE for the Nth time since the first start
  *	path:PATH	whenever a request for PATH (without its first slash) has been parsed
  *

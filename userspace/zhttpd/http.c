@@ -470,6 +470,7 @@ static int open_file(int root_fd, struct httpd_state_var *v)
 
 void http_answer(int root_fd, const struct request *rq, struct httpd_state_var *v)
 {
+	v->request_length = rq->length;
 	v->method = rq->method;
 	v->http10 = rq->http10;
 	v->keep_alive = rq->keep_alive;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0-or-later */
 /*
- * What zhttpd must know after a fault: all of it lives in libperdure's state area, everything else is computed
- * from it.
+ * What zhttpd must know after a fault, beside the library's books of its connections: it lives in state areas,
+ * everything else is computed from it.
  */
 #ifndef ZHTTPD_STATE_H
 #define ZHTTPD_STATE_H
@@ -13,10 +13,10 @@
 #define EXPNFILENAME_MAX 1024
 
 /*
- * The states of a request (the paper's Figure 12), in the order in which it passes through them. A fault before
- * EXPNFILENAME_RECORDED rolls it back to CONNECTION_ACCEPTED: the request is read again. From there on the answer
- * is decided, and only its remaining bytes are sent. The file is opened before the record, not after it as in
- * the paper, because the record holds what the header says about the file.
+ * The states of a request (the paper's Figure 12), in the order in which it passes through them. A fault rolls it
+ * back to CONNECTION_ACCEPTED: the request is read again. From EXPNFILENAME_RECORDED on the answer is decided, and only
+ * its remaining bytes are sent. The file is opened before the record, not after it as in the paper, because the record
+ * holds what the header says about the file.
  */
 enum http_state {
 	SLOT_FREE,
@@ -34,17 +34,12 @@ enum http_state {
 enum http_method { METHOD_OTHER, METHOD_GET, METHOD_HEAD };
 
 /*
- * One connection (the paper's Figure 10). Of bytes_sent only the start is kept: the kernel counts what is written,
- * and written - response_start is exact where a variable of ours could be one write behind.
+ * The answer to a request (the paper's Figure 10), the tag of its connection. Of the paper's descriptor, stage and
+ * bytes_sent the library has the books. Its header is computed from these alone.
  */
 struct httpd_state_var {
-	uint32_t conn_stage;		/* enum http_state */
-	int32_t conn_fd;
-	uint64_t requests_end;		/* input up to here has been decided on: never parse it again */
-	uint64_t suspected_at;		/* its bytes read and written when it was last suspected of a fault */
-
-	/* The answer, from EXPNFILENAME_RECORDED on. Its header is computed from these alone. */
-	uint64_t response_start;	/* the connection's count of bytes written when it began */
+	uint64_t number;		/* of the answers of the connection, from 1; if it is not the present one's, it means nothing */
+	uint64_t request_length;	/* bytes of input that it answers */
 	uint8_t method, keep_alive, http10;
 	int32_t status;
 	int32_t file_fd;		/* -1: no file is sent */
@@ -54,23 +49,10 @@ struct httpd_state_var {
 };
 
 struct global_state_var {
-	int32_t listen_fd;
-	int32_t epoll_fd;
 	int32_t root_fd;
-	int32_t num_connects;
-	int32_t max_connects;
-	int32_t slots_used;		/* no connection is beyond this slot */
 	int32_t serving_fd;		/* the connection being worked on, -1: none */
 	uint32_t stopping;		/* how many SIGTERMs came: a fault must not make us forget */
-	bool zero_loss;			/* the kernel's counts are true for every connection */
 };
-
-struct state_area {
-	struct global_state_var global;
-	struct httpd_state_var conn[];
-};
-
-#define STATE_LAYOUT	1		/* to be changed with the structures above */
 
 /* Where the test build strikes; see fault.c. */
 #ifdef ZHTTPD_FAULTS

@@ -2,20 +2,18 @@
 /*
  * zhttpd: a small web server that outlives its own faults. See zhttpd(8).
  *
- * It is an ordinary event loop, made restartable by four rules:
+ * It is an ordinary event loop. The library keeps the books of its connections, perdure_conn(3): a request is held until
+ * perdure_conn_done() says that its answer is out, and after a fault the answer is made again, without what the client
+ * has of it. Three rules are left:
  *
- * 1. What must be known after a fault is in the state area (state.h), and nothing else is.
- * 2. Input is read with hread() and released only when its answer is decided (and sent, as it happens). A fault
- *    before that: it is read again.
- * 3. Output is written with lwrite() and lsendfile(): the kernel knows how many bytes of an answer are out.
- * 4. A file descriptor is recorded after it was opened and forgotten before it is closed. So one that nobody
- *    knows is either a connection just accepted (adopt it) or a file that is not needed (close it).
+ * 1. The same request can have another answer by then: later, or when its file has gone. So what was decided is noted
+ *    with the connection before the first byte is sent (state.h), and the file stays open.
+ * 2. What nobody can note in time is told by what it is: a file that belongs to no answer is closed.
+ * 3. All else that is in memory can be lost.
  */
 #include <arpa/inet.h>
-#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
-#include <limits.h>
 #include <netinet/tcp.h>
 #include <perdure.h>
 #include <signal.h>
@@ -34,18 +32,23 @@
 #include "http.h"
 #include "tls.h"
 
-#define LISTENER	UINT32_MAX	/* epoll data; a slot number otherwise */
+#define STATE		"zhttpd"
+#define BOOKS		"zhttpd-connections"
 #define TURN		32		/* steps of one connection before the others get their turn */
 #define CHUNK		(128 * 1024)	/* of a file, in one step */
 #define CHECK_MS	1000		/* between two looks at the deadlines */
 #define LINGER_MS	2000		/* how long to read on after an answer that closes the connection */
 #define FDS_MAX		(2 * opt.max_connects + 64)	/* two for each connection, and some for ourselves */
 
-/* What can be lost: it is rebuilt from the state area and the kernel's counts. */
+/* What can be lost */
 struct conn {
-	uint64_t released, written;	/* bytes of input given up, bytes of output */
-	size_t len, done;		/* bytes in buf; how many of these are decided on, but not released */
+	int fd;
+	enum http_state stage;
+	struct perdure_conn *books;	/* NULL before the handshake is done */
+	size_t len;			/* bytes in buf: requests that are not answered yet */
 	size_t header_len;		/* of the present answer, 0: not computed yet */
+	uint64_t sent;			/* bytes of it that the client has */
+	bool shut;			/* our side is */
 	int64_t deadline;
 	uint32_t events;		/* what epoll waits for */
 	struct tls_handshake *handshake;
@@ -58,12 +61,12 @@ static struct {
 	bool ordinary;
 } opt = { .port = 80, .root = ".", .address = "0.0.0.0", .max_connects = 500, .timeout = 30 };
 
-static struct state_area *state;
-static struct global_state_var *g;	/* = &state->global */
-static struct conn *conns;
-static int *free_slots, num_free;
+static struct global_state_var *g;
+static struct perdure_conns *books;
+static struct conn **conns;		/* by descriptor */
+static int listen_fd = -1, epoll_fd, num_connects;
 static int64_t now;			/* in ms */
-static bool accept_paused;
+static bool accept_paused, zero_loss;
 
 void say(const char *format, ...)
 {
@@ -89,329 +92,288 @@ static void update_time(void)
 	now = monotonic_ns() / 1000000;
 }
 
-static struct conn *conn_of(const struct httpd_state_var *v)
+static void enter(struct conn *c, enum http_state stage)
 {
-	return &conns[v - state->conn];
-}
-
-/* Nothing that comes before it in the program may be stored after it. */
-static void enter(struct httpd_state_var *v, enum http_state stage)
-{
-	__atomic_store_n(&v->conn_stage, stage, __ATOMIC_SEQ_CST);
+	c->stage = stage;
 	fault_at_stage(stage);
 }
 
-/* Input and output: counted by the kernel, or ordinary where it cannot. */
-
-static bool not_supported(ssize_t n)
+/* The answer to the present request, from EXPNFILENAME_RECORDED on; NULL before. */
+static struct httpd_state_var *decided(const struct conn *c)
 {
-	if (n >= 0 || errno != EOPNOTSUPP || !g->zero_loss)
-		return false;
-	g->zero_loss = false;		/* for good: from here on the kernel's counts miss something */
-	say("zero-loss restart has been switched off (sysctl kernel.restart.enabled): going on without");
-	return true;
-}
+	struct httpd_state_var *v = c->books ? perdure_conn_tag(c->books) : NULL;
 
-static ssize_t input(int fd, void *buf, size_t room, size_t release)
-{
-	ssize_t n;
-
-	do
-		n = g->zero_loss ? hread(fd, buf, room, release) : room ? read(fd, buf, room) : 0;
-	while (not_supported(n));
-	if (n < 0 && errno == EIO && opt.cert) {
-		/* A record that is no data: after a good one, wait for more, so that many are not an endless loop */
-		n = perdure_tls_control(fd);
-		if (n > 0) {
-			errno = EAGAIN;
-			return -1;
-		}
-	}
-	return n;
-}
-
-static ssize_t output(struct httpd_state_var *v, const char *header, size_t header_len)
-{
-	struct conn *c = conn_of(v);
-	uint64_t sent = c->written - v->response_start;
-	off_t offset = v->first + sent - header_len;
-	size_t count;
-	ssize_t n;
-
-	if (sent < header_len) {
-		count = fault_at_sent(c->written, header_len - sent);
-		do
-			n = (g->zero_loss ? lwrite : write)(v->conn_fd, header + sent, count);
-		while (not_supported(n));
-	} else {
-		count = v->length - (sent - header_len);
-		count = fault_at_sent(c->written, count < CHUNK ? count : CHUNK);
-		do
-			n = (g->zero_loss ? lsendfile : sendfile)(v->conn_fd, v->file_fd, &offset, count);
-		while (not_supported(n));
-	}
-	if (n > 0) {
-		c->written += n;
-		fault_at_sent(c->written, 0);
-	}
-	return n;
+	return v && v->number == perdure_conn_number(c->books) + 1 ? v : NULL;
 }
 
 /* Connections */
 
-static void wait_for(struct httpd_state_var *v, uint32_t events)
+static void wait_for(struct conn *c, uint32_t events)
 {
-	struct epoll_event e = { .events = events, .data.u32 = v - state->conn };
-	struct conn *c = conn_of(v);
+	struct epoll_event e = { .events = events, .data.fd = c->fd };
 
 	if (c->events == events)
 		return;
-	/* One whose events we do not know is new, or in the set since before the fault. */
-	if (epoll_ctl(g->epoll_fd, c->events ? EPOLL_CTL_MOD : EPOLL_CTL_ADD, v->conn_fd, &e) &&
-	    (errno != EEXIST || epoll_ctl(g->epoll_fd, EPOLL_CTL_MOD, v->conn_fd, &e)))
+	if (epoll_ctl(epoll_fd, c->events ? EPOLL_CTL_MOD : EPOLL_CTL_ADD, c->fd, &e))
 		say("epoll_ctl: %s: the connection will time out", strerror(errno));
 	c->events = events;
 }
 
-static void take_slot(int fd)
+static struct conn *new_connection(int fd)
 {
-	struct httpd_state_var *v = &state->conn[free_slots[--num_free]];
+	struct conn *c = fd < FDS_MAX ? malloc(sizeof(*c)) : NULL;
 
-	fault_at_stage(SLOT_FREE);
-	memset(conn_of(v), 0, offsetof(struct conn, buf));
-	memset(v, 0, sizeof(*v));
-	v->conn_fd = fd;
-	v->file_fd = -1;
-	conn_of(v)->deadline = now + 1000 * opt.timeout;
-	if (v - state->conn >= g->slots_used)
-		g->slots_used = v - state->conn + 1;
-	g->num_connects++;
-	enter(v, opt.cert ? TLS_HANDSHAKE : CONNECTION_ACCEPTED);
-	wait_for(v, EPOLLIN);
-}
-
-static void drop_file(struct httpd_state_var *v)
-{
-	int fd = v->file_fd;
-
-	__atomic_store_n(&v->file_fd, -1, __ATOMIC_SEQ_CST);
-	if (fd >= 0)
+	if (!c) {
 		close(fd);
+		return NULL;
+	}
+	memset(c, 0, offsetof(struct conn, buf));
+	c->fd = fd;
+	c->deadline = now + 1000 * opt.timeout;
+	c->stage = opt.cert ? TLS_HANDSHAKE : CONNECTION_ACCEPTED;
+	conns[fd] = c;
+	num_connects++;
+	return c;
 }
 
-/* Frees the slot after the close: recovery can tell a slot without a file, but not whose a socket was. */
-static bool close_connection(struct httpd_state_var *v)
+/* The file after the connection: one that no connection needs is closed by a new generation. */
+static bool close_connection(struct conn *c)
 {
-	/* Only who has got all that he was to get is told that this is the end. */
-	if (opt.cert && v->conn_stage < EXPNFILENAME_RECORDED)
-		perdure_tls_alert(v->conn_fd, PERDURE_TLS_CLOSE_NOTIFY);
-	tls_drop(&conn_of(v)->handshake);
-	enter(v, CONNECTION_CLOSING);
-	drop_file(v);
-	close(v->conn_fd);
-	enter(v, SLOT_FREE);
-	free_slots[num_free++] = v - state->conn;
-	g->num_connects--;
+	struct httpd_state_var *v = decided(c);
+	int file_fd = v ? v->file_fd : -1;
+
+	tls_drop(&c->handshake);
+	enter(c, CONNECTION_CLOSING);
+	conns[c->fd] = NULL;
+	if (c->books)
+		perdure_conn_close(c->books);
+	else
+		close(c->fd);
+	enter(c, SLOT_FREE);
+	if (file_fd >= 0)
+		close(file_fd);
+	free(c);
+	num_connects--;
 	accept_paused = false;
 	return false;
 }
 
-/* Decides on a request and records the answer, in one step with the input that it takes. */
-static bool answer(struct httpd_state_var *v, const struct request *rq)
+static bool keep_books(struct conn *c)
 {
-	struct httpd_state_var next = *v;
-	struct conn *c = conn_of(v);
+	c->books = perdure_conn_open(books, c->fd);
+	if (!c->books)
+		say("cannot go on with file %d: %s: closing a connection", c->fd, strerror(errno));
+	return c->books;
+}
 
-	enter(v, REQUEST_PARSED);
+static void take_connection(int fd)
+{
+	struct conn *c;
+
+	fault_at_stage(SLOT_FREE);
+	c = new_connection(fd);
+	if (!c)
+		return;
+	if (!opt.cert && !keep_books(c)) {
+		close_connection(c);
+		return;
+	}
+	enter(c, c->stage);
+	wait_for(c, EPOLLIN);
+}
+
+/* Decides on a request, and notes the answer: the number comes last, for before it the note means nothing. */
+static bool answer(struct conn *c, const struct request *rq)
+{
+	struct httpd_state_var *v = perdure_conn_tag(c->books);
+
+	enter(c, REQUEST_PARSED);
 	fault_at_path(rq->path);
-	http_answer(g->root_fd, rq, &next);
-	enter(v, FILE_OPENED);
-	if (g->stopping || !num_free)	/* somebody may be waiting for this slot */
-		next.keep_alive = false;
-	next.response_start = c->written;
-	next.requests_end = c->released + rq->length;
-	next.conn_stage = EXPNFILENAME_RECORDED;
-	if (perdure_state_update(state, v, &next, sizeof(next)))
-		abort();		/* it fits */
-	fault_at_stage(EXPNFILENAME_RECORDED);
-	c->done = rq->length;
-	c->header_len = 0;
+	http_answer(g->root_fd, rq, v);
+	enter(c, FILE_OPENED);
+	if (g->stopping || num_connects >= opt.max_connects)	/* somebody may be waiting for this place */
+		v->keep_alive = false;
+	__atomic_store_n(&v->number, perdure_conn_number(c->books) + 1, __ATOMIC_RELEASE);
+	enter(c, EXPNFILENAME_RECORDED);
 	return true;
 }
 
-static bool answer_error(struct httpd_state_var *v, int status)
+static bool answer_error(struct conn *c, int status)
 {
 	/* It takes all that has come: where another request would start is anyone's guess. */
-	struct request rq = { .status = status, .length = conn_of(v)->len };
+	struct request rq = { .status = status, .length = c->len };
 
-	return answer(v, &rq);
-}
-
-/* Gives up the request that has been answered; keeps what the client has sent after it. */
-static bool release(struct httpd_state_var *v)
-{
-	struct conn *c = conn_of(v);
-
-	if (input(v->conn_fd, NULL, 0, c->done) < 0)
-		return false;
-	c->released += c->done;
-	c->len -= c->done;
-	memmove(c->buf, c->buf + c->done, c->len);
-	c->done = 0;
-	return true;
+	return answer(c, &rq);
 }
 
 /* The steps of a connection return true when there may be more to do at once. */
 
-static bool shake_hands(struct httpd_state_var *v)
+static bool shake_hands(struct conn *c)
 {
-	switch (tls_handshake(&conn_of(v)->handshake, v->conn_fd)) {
+	switch (tls_handshake(&c->handshake, c->fd)) {
 	case TLS_DONE:
-		enter(v, CONNECTION_ACCEPTED);
+		if (!keep_books(c))
+			return close_connection(c);
+		enter(c, CONNECTION_ACCEPTED);
 		return true;
 	case TLS_READ:
-		wait_for(v, EPOLLIN);
+		wait_for(c, EPOLLIN);
 		return false;
 	case TLS_WRITE:
-		wait_for(v, EPOLLOUT);
+		wait_for(c, EPOLLOUT);
 		return false;
 	default:
-		return close_connection(v);
+		return close_connection(c);
 	}
 }
 
-static bool read_request(struct httpd_state_var *v)
+static bool read_request(struct conn *c)
 {
-	struct conn *c = conn_of(v);
-	struct request rq;
-	ssize_t n;
-
-	if (c->done < c->len && c->done && !release(v))		/* else it goes with the next hread() */
-		return close_connection(v);
 	for (;;) {
-		size_t kept = c->len - c->done;
+		struct httpd_state_var *v = decided(c);
+		struct request rq;
+		ssize_t n;
 
-		if (kept && http_parse(c->buf, kept, &rq))
-			return answer(v, &rq);
-		n = input(v->conn_fd, c->buf + kept, REQUEST_MAX - kept, c->done);
+		/* Before a fault: its bytes are read again, but it is not looked at again. */
+		if (v && c->len >= v->request_length) {
+			enter(c, EXPNFILENAME_RECORDED);
+			return true;
+		}
+		if (!v && c->len && http_parse(c->buf, c->len, &rq))
+			return answer(c, &rq);
+		n = perdure_conn_read(c->books, c->buf + c->len, REQUEST_MAX - c->len);
 		if (n < 0 && errno == EINTR)
 			continue;
 		if (n < 0 && errno == EAGAIN) {
-			wait_for(v, EPOLLIN);
+			wait_for(c, EPOLLIN);
 			return false;
 		}
-		if (n < 0 && errno == ENOBUFS && c->done && release(v))
-			continue;
-		if (n < 0 && errno == ENOBUFS)	/* kernel.restart.held_bytes_max is below REQUEST_MAX */
-			return answer_error(v, 431);
+		if (n < 0 && errno == ENOBUFS && !v)	/* kernel.restart.held_bytes_max is below REQUEST_MAX */
+			return answer_error(c, 431);
 		if (n <= 0)
-			return close_connection(v);
-		if (!kept)
+			return close_connection(c);
+		if (!c->len)
 			c->deadline = now + 1000 * opt.timeout;	/* for the whole request */
-		c->released += c->done;
-		c->done = 0;
-		c->len = kept + n;
-		enter(v, REQUEST_READ);
-		fault_at_input(c->released + c->len);
+		c->len += n;
+		enter(c, REQUEST_READ);
+		fault_at_input(c->len);
 	}
 }
 
-static bool send_response(struct httpd_state_var *v)
+static bool send_response(struct conn *c)
 {
-	struct conn *c = conn_of(v);
-	uint64_t sent = c->written - v->response_start;
+	struct httpd_state_var *v = decided(c);
 	char header[HEADER_MAX];
+	size_t count;
+	off_t offset;
 	ssize_t n;
 
-	if (!c->header_len || sent < c->header_len)
+	if (!c->header_len || c->sent < c->header_len)
 		c->header_len = http_header(v, header);
-	if (sent == c->header_len + (v->file_fd >= 0 ? v->length : 0)) {
-		enter(v, RESPONSE_SENDING_COMPLETED);
+	if (c->sent == c->header_len + (v->file_fd >= 0 ? v->length : 0)) {
+		enter(c, RESPONSE_SENDING_COMPLETED);
 		return true;
 	}
-	n = output(v, header, c->header_len);
+	if (c->sent < c->header_len) {
+		count = fault_at_sent(c->sent, c->header_len - c->sent);
+		n = perdure_conn_write(c->books, header + c->sent, count);
+	} else {
+		offset = v->first + c->sent - c->header_len;
+		count = v->length - (c->sent - c->header_len);
+		count = fault_at_sent(c->sent, count < CHUNK ? count : CHUNK);
+		n = perdure_conn_sendfile(c->books, v->file_fd, &offset, count);
+	}
 	if (n < 0 && errno == EINTR)
 		return true;
 	if (n < 0 && errno == EAGAIN) {
-		wait_for(v, EPOLLOUT);
+		wait_for(c, EPOLLOUT);
 		return false;
 	}
-	if (n <= 0)			/* the client has gone, or the file has become shorter */
-		return close_connection(v);
+	if (n <= 0)	/* the client has gone; the file has become shorter, or is another one after a fault */
+		return close_connection(c);
+	c->sent += n;
+	fault_at_sent(c->sent, 0);
 	c->deadline = now + 1000 * opt.timeout;
-	if (v->conn_stage != SOME_RESPONSE_SENT)
-		enter(v, SOME_RESPONSE_SENT);
+	if (c->stage != SOME_RESPONSE_SENT)
+		enter(c, SOME_RESPONSE_SENT);
 	return true;
 }
 
-static bool finish_response(struct httpd_state_var *v)
+static bool finish_response(struct conn *c)
 {
-	drop_file(v);
-	if (v->keep_alive) {
-		conn_of(v)->deadline = now + 1000 * opt.timeout;
-		enter(v, CONNECTION_ACCEPTED);
-	} else {
-		if (opt.cert && perdure_tls_alert(v->conn_fd, PERDURE_TLS_CLOSE_NOTIFY) && errno == EAGAIN) {
-			wait_for(v, EPOLLOUT);
+	struct httpd_state_var v = *decided(c);
+
+	if (perdure_conn_done(c->books, v.request_length, v.keep_alive ? 0 : PERDURE_LAST))
+		return close_connection(c);
+	if (v.file_fd >= 0)
+		close(v.file_fd);
+	c->len -= v.request_length;
+	memmove(c->buf, c->buf + v.request_length, c->len);
+	c->sent = c->header_len = 0;
+	c->deadline = now + 1000 * opt.timeout;
+	enter(c, v.keep_alive ? CONNECTION_ACCEPTED : CONNECTION_CLOSING);
+	return true;
+}
+
+/* A close with input unread would reset the connection, and the client might lose the answer. */
+static bool drain(struct conn *c)
+{
+	ssize_t n;
+
+	if (!c->shut) {
+		if (opt.cert && perdure_tls_alert(c->fd, PERDURE_TLS_CLOSE_NOTIFY) && errno == EAGAIN) {
+			wait_for(c, EPOLLOUT);
 			return false;
 		}
-		/* A close with input unread would reset the connection, and the client might lose the answer. */
-		shutdown(v->conn_fd, SHUT_WR);
-		conn_of(v)->deadline = now + LINGER_MS;
-		enter(v, CONNECTION_CLOSING);
+		shutdown(c->fd, SHUT_WR);
+		c->shut = true;
+		c->deadline = now + LINGER_MS;
 	}
-	return true;
-}
-
-static bool drain(struct httpd_state_var *v)
-{
-	char buf[4096];
-	ssize_t n = read(v->conn_fd, buf, sizeof(buf));
-
+	n = perdure_conn_read(c->books, c->buf, sizeof(c->buf));
 	if (n < 0 && errno == EAGAIN) {
 		/* A part of a record, in a connection that is half closed, counts as input. */
-		wait_for(v, opt.cert ? EPOLLRDHUP : EPOLLIN);
+		wait_for(c, opt.cert ? EPOLLRDHUP : EPOLLIN);
 		return false;
 	}
-	return n > 0 || close_connection(v);
+	return (n > 0 && !perdure_conn_done(c->books, n, PERDURE_LAST)) || close_connection(c);
 }
 
-static void serve(struct httpd_state_var *v)
+static void serve(struct conn *c)
 {
 	bool more = true;
 
-	g->serving_fd = v->conn_fd;
+	g->serving_fd = c->fd;
 	for (int i = 0; more && i < TURN; i++) {
-		switch (v->conn_stage) {
+		switch (c->stage) {
 		case EXPNFILENAME_RECORDED:
 		case SOME_RESPONSE_SENT:
-			more = send_response(v);
+			more = send_response(c);
 			break;
 		case RESPONSE_SENDING_COMPLETED:
-			more = finish_response(v);
+			more = finish_response(c);
 			break;
 		case CONNECTION_CLOSING:
-			more = drain(v);
+			more = drain(c);
 			break;
 		case TLS_HANDSHAKE:
-			more = shake_hands(v);
+			more = shake_hands(c);
 			break;
 		default:
-			more = read_request(v);
+			more = read_request(c);
 		}
 	}
 	if (more)
-		wait_for(v, EPOLLIN | EPOLLOUT);	/* at once, after the others */
+		wait_for(c, EPOLLIN | EPOLLOUT);	/* at once, after the others */
 	g->serving_fd = -1;
 }
 
 static void accept_connections(void)
 {
-	for (int i = 0; i < TURN && num_free; i++) {
-		int fd = accept4(g->listen_fd, NULL, NULL, SOCK_NONBLOCK | SOCK_CLOEXEC);
+	for (int i = 0; i < TURN && num_connects < opt.max_connects; i++) {
+		int fd = accept4(listen_fd, NULL, NULL, SOCK_NONBLOCK | SOCK_CLOEXEC);
 
 		if (fd >= 0)
-			take_slot(fd);
+			take_connection(fd);
 		else if (errno == EMFILE || errno == ENFILE || errno == ENOBUFS || errno == ENOMEM)
 			accept_paused = true;	/* until a connection is closed, or a second is over */
 		else if (errno == EAGAIN)
@@ -423,15 +385,14 @@ static void accept_connections(void)
 static void update_listener(void)
 {
 	static int listening = -1;
-	int want = num_free && !accept_paused;
-	struct epoll_event e = { .events = want ? EPOLLIN : 0, .data.u32 = LISTENER };
-	int fd = g->listen_fd;
+	int want = num_connects < opt.max_connects && !accept_paused;
+	struct epoll_event e = { .events = want ? EPOLLIN : 0, .data.fd = listen_fd };
 
-	if (g->stopping && fd >= 0) {
-		__atomic_store_n(&g->listen_fd, -1, __ATOMIC_SEQ_CST);
-		close(fd);
-	} else if (fd >= 0 && want != listening) {
-		if (epoll_ctl(g->epoll_fd, EPOLL_CTL_MOD, fd, &e))
+	if (g->stopping && listen_fd >= 0) {
+		close(listen_fd);
+		listen_fd = -1;
+	} else if (listen_fd >= 0 && want != listening) {
+		if (epoll_ctl(epoll_fd, listening < 0 ? EPOLL_CTL_ADD : EPOLL_CTL_MOD, listen_fd, &e))
 			die("epoll_ctl: %s", strerror(errno));
 		listening = want;
 	}
@@ -440,17 +401,21 @@ static void update_listener(void)
 static void check_deadlines(void)
 {
 	accept_paused = false;
-	for (int i = 0; i < g->slots_used; i++) {
-		struct httpd_state_var *v = &state->conn[i];
-		bool reading = v->conn_stage >= CONNECTION_ACCEPTED && v->conn_stage <= FILE_OPENED;
-		bool idle = (reading && conns[i].len == conns[i].done) || v->conn_stage == TLS_HANDSHAKE;
+	if (zero_loss && !perdure_protected()) {
+		zero_loss = false;
+		say("zero-loss restart has been switched off (sysctl kernel.restart.enabled): going on without");
+	}
+	for (int fd = 0; fd < FDS_MAX; fd++) {
+		struct conn *c = conns[fd];
+		bool reading = c && c->stage >= CONNECTION_ACCEPTED && c->stage <= FILE_OPENED;
+		bool idle = c && ((reading && !c->len) || c->stage == TLS_HANDSHAKE);
 
-		if (v->conn_stage == SLOT_FREE || (conns[i].deadline > now && !(g->stopping && idle)))
+		if (!c || (c->deadline > now && !(g->stopping && idle)))
 			continue;
-		if (reading && !idle && answer_error(v, 408))
-			serve(v);
-		else if (v->conn_stage != SLOT_FREE)
-			close_connection(v);
+		if (reading && !idle && !decided(c) && answer_error(c, 408))
+			serve(c);
+		else
+			close_connection(c);
 	}
 }
 
@@ -471,19 +436,19 @@ static void loop(void)
 	sigaction(SIGTERM, &stop, NULL);
 	sigaction(SIGINT, &stop, NULL);
 	sigemptyset(&none);
-	while (!g->stopping || (g->num_connects && g->stopping == 1)) {
+	while (!g->stopping || (num_connects && g->stopping == 1)) {
 		int n;
 
 		update_listener();
-		n = epoll_pwait(g->epoll_fd, events, 64, g->num_connects || accept_paused ? CHECK_MS : -1, &none);
+		n = epoll_pwait(epoll_fd, events, 64, num_connects || accept_paused ? CHECK_MS : -1, &none);
 		update_time();
 		for (int i = 0; i < n; i++) {
-			uint32_t slot = events[i].data.u32;
+			int fd = events[i].data.fd;
 
-			if (slot == LISTENER)
+			if (fd == listen_fd)
 				accept_connections();
-			else if (slot < (uint32_t)g->slots_used && state->conn[slot].conn_stage != SLOT_FREE)
-				serve(&state->conn[slot]);
+			else if (conns[fd])
+				serve(conns[fd]);
 		}
 		if (now >= checked + CHECK_MS || g->stopping) {
 			check_deadlines();
@@ -511,27 +476,49 @@ static void raise_limit(void)
 	}
 }
 
-/* True when a generation before us has left its state. */
+/* False where what a generation before us has left is of no use: of another version, damaged, not counted to its end. */
 static bool open_state(void)
 {
-	size_t size = sizeof(*state) + opt.max_connects * sizeof(state->conn[0]);
-	uint32_t layout = STATE_LAYOUT << 16 | sizeof(state->conn[0]);
-	int inherited;
-
-	state = perdure_state_open("zhttpd", size, layout, NULL, &inherited);
-	if (!state && (errno == ESTALE || errno == EBADMSG))	/* of another version; damaged */
-		return false;
-	if (!state)
+	g = perdure_state_open(STATE, sizeof(*g), sizeof(*g), NULL, NULL);
+	if (g)
+		books = perdure_conns_open(BOOKS, FDS_MAX, sizeof(struct httpd_state_var));
+	if (!books && errno != ESTALE && errno != EBADMSG)
 		die("cannot open the state area: %s", strerror(errno));
-	g = &state->global;
-	conns = calloc(opt.max_connects, sizeof(*conns));
-	free_slots = calloc(opt.max_connects, sizeof(*free_slots));
-	if (!conns || !free_slots)
-		die("no memory for %d connections: use a smaller -c", opt.max_connects);
-	return inherited;
+	return books;
 }
 
-static int listen_at(const char *address, int *port)
+static void discard_state(void)
+{
+	if (g)
+		perdure_state_close(g);
+	perdure_state_discard(STATE);
+	perdure_state_discard(BOOKS);
+}
+
+static void open_files(void)
+{
+	struct stat st;
+
+	epoll_fd = epoll_create1(EPOLL_CLOEXEC);
+	if (epoll_fd < 0)
+		die("epoll: %s", strerror(errno));
+	/* After a fault it is still the same directory. */
+	if (g->root_fd > STDERR_FILENO && !fstat(g->root_fd, &st) && S_ISDIR(st.st_mode))
+		return;
+	g->root_fd = open(opt.root, O_PATH | O_DIRECTORY | O_CLOEXEC);
+	if (g->root_fd < 0)
+		die("cannot open %s: %s", opt.root, strerror(errno));
+}
+
+static int port_of(int fd)
+{
+	struct sockaddr_in6 a = { 0 };		/* the port is where IPv4 has it, too */
+	socklen_t len = sizeof(a);
+
+	return getsockname(fd, (struct sockaddr *)&a, &len) ? -1 : ntohs(a.sin6_port);
+}
+
+static int listen_at(const char *address, int port)
 {
 	struct sockaddr_in6 a6 = { .sin6_family = AF_INET6 };
 	struct sockaddr_in a4 = { .sin_family = AF_INET };
@@ -542,33 +529,30 @@ static int listen_at(const char *address, int *port)
 
 	if (inet_pton(a->sa_family, address, v6 ? (void *)&a6.sin6_addr : (void *)&a4.sin_addr) != 1)
 		die("-a %s: not an IPv4 or IPv6 address", address);
-	a4.sin_port = a6.sin6_port = htons(*port);
+	a4.sin_port = a6.sin6_port = htons(port);
 	fd = socket(a->sa_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
 	if (fd < 0 || setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &one, sizeof(one)) ||
 	    setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof(one)) ||	/* connections inherit it */
-	    bind(fd, a, len) || listen(fd, SOMAXCONN) || getsockname(fd, a, &len))
-		die("cannot listen on %s, port %d: %s", address, *port, strerror(errno));
-	*port = ntohs(v6 ? a6.sin6_port : a4.sin_port);
+	    bind(fd, a, len) || listen(fd, SOMAXCONN))
+		die("cannot listen on %s, port %d: %s", address, port, strerror(errno));
 	return fd;
 }
 
 /* A listener that a service manager has opened (sd_listen_fds(3)), -1: none. */
-static int given_listener(int *port)
+static int given_listener(void)
 {
 	const char *pid = getenv("LISTEN_PID"), *fds = getenv("LISTEN_FDS");
-	struct sockaddr_in6 a = { 0 };		/* the port is where IPv4 has it, too */
-	socklen_t len = sizeof(a), int_len = sizeof(int);
+	socklen_t len = sizeof(int);
 	int fd = STDERR_FILENO + 1, listens = 0, one = 1;
 
 	if (!pid || !fds || atoi(pid) != getpid())
 		return -1;
 	if (atoi(fds) != 1)
 		die("LISTEN_FDS=%s: it takes one socket", fds);
-	if (getsockopt(fd, SOL_SOCKET, SO_ACCEPTCONN, &listens, &int_len) || !listens ||
-	    setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof(one)) || getsockname(fd, (struct sockaddr *)&a, &len) ||
+	if (getsockopt(fd, SOL_SOCKET, SO_ACCEPTCONN, &listens, &len) || !listens ||
+	    setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof(one)) ||
 	    fcntl(fd, F_SETFD, FD_CLOEXEC) || fcntl(fd, F_SETFL, fcntl(fd, F_GETFL) | O_NONBLOCK))
 		die("LISTEN_FDS: file %d is no listening socket of TCP", fd);
-	*port = ntohs(a.sin6_port);
 	return fd;
 }
 
@@ -583,26 +567,20 @@ static void write_pid_file(void)
 /* The last step of the start: before it, a fault is better fatal. */
 static bool register_restart(char **argv)
 {
-	char path[PATH_MAX];
 	struct io_log log;
-	ssize_t n;
 
 	if (opt.ordinary) {
 		say("not restartable, as asked (-n): a fault will end it");
 		return false;
 	}
-	if (perdure_abi_version() < 0 || getiolog(g->listen_fd, &log)) {
+	if (perdure_abi_version() < 0 || getiolog(listen_fd, &log)) {
 		say("%s: serving as an ordinary server, a fault will end it", errno == EOPNOTSUPP ?
 		    "zero-loss restart is switched off (sysctl kernel.restart.enabled)" :
 		    "this kernel has no zero-loss restart");
 		return false;
 	}
-	n = readlink("/proc/self/exe", path, sizeof(path) - 1);
-	if (n < 0)
-		die("cannot find the program's own path: %s: is /proc mounted?", strerror(errno));
-	path[n] = '\0';
-	if (reregist(path, argv, environ, 0))
-		die("cannot register %s: %s", path, strerror(errno));
+	if (perdure_register(argv) < 0)
+		die("cannot register: %s%s", strerror(errno), errno == ENOENT ? ": is /proc mounted?" : "");
 	/* At the limit, one restart more to end a connection that brings the fault. */
 	if (perdure_setpolicy(&(struct restart_policy){ .flags = RESTART_QUARANTINE }, sizeof(struct restart_policy)))
 		say("no quarantine of poisonous requests: %s", strerror(errno));
@@ -611,158 +589,119 @@ static bool register_restart(char **argv)
 
 static void start(char **argv)
 {
-	struct epoll_event e = { .events = EPOLLIN, .data.u32 = LISTENER };
-	int given = given_listener(&opt.port);
-
-	closefrom((given < 0 ? STDERR_FILENO : given) + 1);	/* what others forgot to close is not ours */
-	open_state();
+	if (listen_fd < 0) {
+		listen_fd = given_listener();
+		closefrom((listen_fd < 0 ? STDERR_FILENO : listen_fd) + 1);	/* what others forgot to close is not ours */
+	}
+	if (listen_fd < 0)
+		listen_fd = listen_at(opt.address, opt.port);
+	if (!open_state())
+		die("cannot open the state area: %s", strerror(errno));
 	if (opt.cert)
 		tls_start();
-	g->max_connects = opt.max_connects;
 	g->serving_fd = -1;
-	g->root_fd = open(opt.root, O_PATH | O_DIRECTORY | O_CLOEXEC);
-	if (g->root_fd < 0)
-		die("cannot open %s: %s", opt.root, strerror(errno));
-	g->listen_fd = given < 0 ? listen_at(opt.address, &opt.port) : given;
-	g->epoll_fd = epoll_create1(EPOLL_CLOEXEC);
-	if (g->epoll_fd < 0 || epoll_ctl(g->epoll_fd, EPOLL_CTL_ADD, g->listen_fd, &e))
-		die("epoll: %s", strerror(errno));
+	open_files();
 	if (opt.pid_file)
 		write_pid_file();
-	for (int i = opt.max_connects; i--; )
-		free_slots[num_free++] = i;
-	g->zero_loss = register_restart(argv);
-	say("serving %s on port %d%s", opt.root, opt.port, opt.cert ? " with TLS" : "");
+	zero_loss = register_restart(argv);
+	say("serving %s on port %d%s", opt.root, port_of(listen_fd), opt.cert ? " with TLS" : "");
 }
 
 /* Recovery */
 
-/* Whether a descriptor is one that we can have; see raise_limit(). */
-static bool in_range(int fd)
+/*
+ * A stray write before the fault may have hit what was noted: it must be a file of ours that nobody else has. A name
+ * is read to its end.
+ */
+static bool sane(struct httpd_state_var *v, bool *unclaimed)
 {
-	return fd >= 0 && fd < FDS_MAX;
-}
+	struct stat st;
 
-/* A stray write before the fault may have hit what is used as an index, or as a string, from here on. */
-static bool sane(void)
-{
-	if (!in_range(g->epoll_fd) || !in_range(g->root_fd) || (g->listen_fd != -1 && !in_range(g->listen_fd)) ||
-	    g->slots_used < 0 || g->slots_used > opt.max_connects)
+	if (!memchr(v->expnfilename, '\0', sizeof(v->expnfilename)) || v->request_length > REQUEST_MAX)
 		return false;
-	for (int i = 0; i < g->slots_used; i++) {
-		struct httpd_state_var *v = &state->conn[i];
-
-		if (v->conn_stage != SLOT_FREE &&
-		    (!in_range(v->conn_fd) || (v->file_fd != -1 && !in_range(v->file_fd)) ||
-		     !memchr(v->expnfilename, '\0', sizeof(v->expnfilename))))
-			return false;
-	}
+	if (v->file_fd == -1)
+		return true;
+	if (v->file_fd < 0 || v->file_fd >= FDS_MAX || !unclaimed[v->file_fd] || fstat(v->file_fd, &st) || !S_ISREG(st.st_mode))
+		return false;
+	unclaimed[v->file_fd] = false;
 	return true;
 }
 
 /*
- * A request that crashes the server again and again must not take the other connections with it. The kernel says
- * which file was read last, the state whether we were working on it, and the signal whether it came from outside.
+ * A request that crashes the server again and again must not take the other connections with it. The library says
+ * whose input was read last, twice without a byte in between; the state whether we were working on it.
  */
-static int suspect(const struct reg_info *info)
+static void recover_connection(int fd, bool *unclaimed, int serving)
 {
-	int serving = g->serving_fd;
+	struct conn *c = new_connection(fd);
+	unsigned int flags;
 
-	g->serving_fd = -1;
-	return info->code != SI_USER && info->suspect_fd == serving ? serving : -1;
-}
-
-/* Suspected twice without a byte of input or output in between. */
-static bool is_poison(struct httpd_state_var *v, const struct io_log *log)
-{
-	uint64_t at = log->read + log->written;
-	bool twice = v->suspected_at == at;
-
-	v->suspected_at = at;
-	return twice;
-}
-
-static void recover_connection(struct httpd_state_var *v, int suspect_fd)
-{
-	struct conn *c = conn_of(v);
-	struct io_log log;
-	size_t skip;
-
-	if (getiolog(v->conn_fd, &log)) {
-		say("getiolog: %s: closing a connection", strerror(errno));
-		close_connection(v);
+	if (!c)
 		return;
-	}
-	c->released = log.released;
-	c->written = log.written;
-	c->deadline = now + (v->conn_stage == CONNECTION_CLOSING ? LINGER_MS : 1000 * opt.timeout);
-
 	/* The keys are lost but for one that has not begun: the client is told at once. */
-	if (v->conn_stage == TLS_HANDSHAKE) {
-		if (!(perdure_tls(v->conn_fd) & PERDURE_TLS_UNTOUCHED)) {
-			say("file %d was in its handshake: ending this connection", v->conn_fd);
-			perdure_tls_alert(v->conn_fd, PERDURE_TLS_INTERNAL_ERROR);
-			close_connection(v);
+	if (opt.cert && perdure_tls(fd) & PERDURE_TLS_UNTOUCHED)
+		return;
+	if (!opt.cert || perdure_tls(fd) == (PERDURE_TLS_TX | PERDURE_TLS_RX)) {
+		if (!keep_books(c)) {
+			close_connection(c);
+			return;
 		}
+		c->stage = CONNECTION_ACCEPTED;		/* the roll-back of Figure 12 */
+	}
+	flags = c->books ? perdure_conn_flags(c->books) : 0;
+	if (opt.cert && !(flags & PERDURE_CONN_INHERITED)) {
+		say("file %d was in its handshake: ending this connection", fd);
+		perdure_tls_alert(fd, PERDURE_TLS_INTERNAL_ERROR);
+		close_connection(c);
 		return;
 	}
-
-	/* The roll-back of Figure 12. */
-	if (v->conn_stage < EXPNFILENAME_RECORDED)
-		enter(v, CONNECTION_ACCEPTED);
-	else if (v->conn_stage == SOME_RESPONSE_SENT)
-		enter(v, EXPNFILENAME_RECORDED);
-
-	/* What has been decided on is not to be read again. */
-	skip = v->requests_end - log.released;
-	if (skip && (skip > REQUEST_MAX || input(v->conn_fd, c->buf, skip, skip) != (ssize_t)skip)) {
-		say("cannot skip %zu bytes of input: %s: closing a connection", skip, strerror(errno));
-		close_connection(v);
+	if (decided(c) && !sane(decided(c), unclaimed)) {
+		say("file %d: its answer has been overwritten: ending this connection", fd);
+		decided(c)->file_fd = -1;
+		close_connection(c);
 		return;
 	}
-	c->released += skip;
-	if (v->conn_fd == suspect_fd && is_poison(v, &log)) {
-		say("file %d brought the fault again: ending this connection", v->conn_fd);
-		if (v->conn_stage != CONNECTION_ACCEPTED || !answer_error(v, 500))
-			close_connection(v);
+	if (flags & PERDURE_CONN_ENDED)
+		c->stage = CONNECTION_CLOSING;
+	if (flags & PERDURE_CONN_SUSPECT && fd == serving) {
+		say("file %d brought the fault again: ending this connection", fd);
+		if (c->stage != CONNECTION_ACCEPTED || decided(c) || !answer_error(c, 500))
+			close_connection(c);
 	}
 }
 
-/* Files that nobody knows; see rule 4. */
-static void adopt_orphans(void)
+/* What has been left by another generation: its connections, if they can go on, and the socket that listens. */
+static void inherit(bool restarted)
 {
-	DIR *dir = opendir("/proc/self/fd");
-	bool *known = calloc(FDS_MAX, sizeof(*known));
-	struct dirent *d;
+	bool *unclaimed = calloc(FDS_MAX, sizeof(*unclaimed));
+	struct perdure_inherited *list;
+	int n = perdure_inherited(&list), serving = restarted ? g->serving_fd : -1;
 
-	if (!dir || !known)
-		die("cannot look for orphans in /proc/self/fd: %s", strerror(errno));
-	known[g->epoll_fd] = known[g->root_fd] = known[dirfd(dir)] = true;
-	if (g->listen_fd >= 0)
-		known[g->listen_fd] = true;
-	for (int i = 0; i < g->slots_used; i++) {
-		if (state->conn[i].conn_stage != SLOT_FREE) {
-			known[state->conn[i].conn_fd] = true;
-			if (state->conn[i].file_fd >= 0)
-				known[state->conn[i].file_fd] = true;
-		}
+	if (n < 0 || !unclaimed)
+		die("cannot look for what was inherited: %s", strerror(errno));
+	if (restarted)
+		g->serving_fd = -1;
+	for (int i = 0; i < n; i++) {
+		if (list[i].fd <= STDERR_FILENO)
+			continue;
+		if (list[i].kind == PERDURE_LISTENING && listen_fd < 0)
+			listen_fd = list[i].fd;
+		else if (list[i].kind == PERDURE_OTHER && list[i].fd < FDS_MAX)
+			unclaimed[list[i].fd] = true;
+		else if (!restarted || list[i].fd >= FDS_MAX)
+			close(list[i].fd);
 	}
-	while ((d = readdir(dir))) {
-		int fd = atoi(d->d_name), type, listens;
-		socklen_t len = sizeof(int);
-
-		if (fd <= STDERR_FILENO || fd >= FDS_MAX || known[fd])
-			continue;
-		if (fcntl(fd, F_GET_SEALS) > F_SEAL_SEAL)	/* a state area: only these have been sealed so far */
-			continue;
-		if (!getsockopt(fd, SOL_SOCKET, SO_TYPE, &type, &len) &&
-		    !getsockopt(fd, SOL_SOCKET, SO_ACCEPTCONN, &listens, &len) && !listens && num_free)
-			take_slot(fd);
-		else
+	if (restarted)
+		open_files();
+	/* When it stops it does not listen any more: then its connections could be those that we have made. */
+	for (int i = 0; restarted && i < n; i++)
+		if (list[i].kind > PERDURE_LISTENING && list[i].fd > STDERR_FILENO && list[i].fd < FDS_MAX)
+			recover_connection(list[i].fd, unclaimed, serving);
+	for (int fd = 0; fd < FDS_MAX; fd++)
+		if (unclaimed[fd] && !(restarted && fd == g->root_fd))
 			close(fd);
-	}
-	closedir(dir);
-	free(known);
+	free(list);
+	free(unclaimed);
 }
 
 static const char *cause(const struct reg_info *info)
@@ -774,33 +713,15 @@ static const char *cause(const struct reg_info *info)
 
 static void recover(const struct reg_info *info, int64_t main_ns)
 {
-	int suspect_fd = suspect(info), kept;
-
-	g->num_connects = 0;
-	for (int i = opt.max_connects; i--; ) {
-		struct httpd_state_var *v = &state->conn[i];
-
-		/* A slot without its file: it stopped between the close and the freeing. */
-		if (i >= g->slots_used || v->conn_stage == SLOT_FREE || fcntl(v->conn_fd, F_GETFD) < 0) {
-			if (i < g->slots_used)
-				v->conn_stage = SLOT_FREE;
-			free_slots[num_free++] = i;
-		} else {
-			g->num_connects++;
-		}
-	}
-	adopt_orphans();
-	kept = g->num_connects;
-	for (int i = 0; i < g->slots_used; i++)
-		if (state->conn[i].conn_stage != SLOT_FREE)
-			recover_connection(&state->conn[i], suspect_fd);
+	inherit(true);
+	zero_loss = true;
 	say("generation %llu after %s, %d connections kept, back in %.3f ms (retain %.3f, exec %.3f, restore %.3f; recovery took %.3f more)",
-	    (unsigned long long)info->generation, cause(info), kept,
+	    (unsigned long long)info->generation, cause(info), num_connects,
 	    (main_ns - (int64_t)info->fault_time_ns) / 1e6, info->retain_ns / 1e6, info->exec_ns / 1e6,
 	    info->restore_ns / 1e6, (monotonic_ns() - main_ns) / 1e6);
-	for (int i = 0; i < g->slots_used; i++)
-		if (state->conn[i].conn_stage != SLOT_FREE)
-			serve(&state->conn[i]);
+	for (int fd = 0; fd < FDS_MAX; fd++)
+		if (conns[fd])
+			serve(conns[fd]);
 }
 
 static int number(const char *name, const char *text, int min, int max)
@@ -859,10 +780,16 @@ int main(int argc, char **argv)
 	update_time();
 	raise_limit();
 
+	conns = calloc(FDS_MAX, sizeof(*conns));
+	if (!conns)
+		die("no memory for %d connections: use a smaller -c", opt.max_connects);
+
 	restarted = getreginfo(&info) == 1 && info.is_restarted;
-	if (restarted && !(open_state() && g->zero_loss && sane())) {
+	if (restarted && !open_state()) {
 		say("the state is of no use: starting afresh, without the connections");
 		restarted = false;
+		discard_state();
+		inherit(false);
 	}
 	if (restarted)
 		recover(&info, main_ns);

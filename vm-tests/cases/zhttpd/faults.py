@@ -227,7 +227,7 @@ def nothing_leaks(root: Root) -> None:
                     found = [os.readlink(f"/proc/{s.pid}/fd/{fd}")
                              for fd in sorted(os.listdir(f"/proc/{s.pid}/fd"), key=int)]
                     if sum(f.startswith("socket:") for f in found) == 1:
-                        return found
+                        return sorted(found)
                 time.sleep(0.05)
             raise AssertionError(f"connections are left: {found}")
 
@@ -456,25 +456,82 @@ def switched_off(root: Root) -> None:
             check(d, root, "small.txt")
 
 
+def ends_early(c: Client) -> bool:
+    """Whether the connection ended, in whatever way, before the whole of BIG was there."""
+    with suppress(ConnectionResetError):
+        while c._more():
+            pass
+    return len(c.buffer) < BIG
+
+
+@case
+def file_replaced(root: Root) -> None:
+    """of a file that is replaced within its answer the client gets the old one; of one that changes, no mixture"""
+    for change in ("rename", "unlink", "append", "rewrite"):
+        file = root.path / "changing.bin"
+        old = os.urandom(BIG)
+        file.write_bytes(old)
+        with Server(root) as s, Client(s, receive_buffer=4096) as c:
+            c.get("/changing.bin")
+            c.head()
+            if change == "rename":
+                (root.path / "new").write_bytes(b"new")
+                (root.path / "new").rename(file)
+            elif change == "unlink":
+                file.unlink()
+            else:
+                with file.open("ab" if change == "append" else "r+b") as f:
+                    f.seek(0 if change == "append" else BIG - 3000)      # what has been sent is not a copy
+                    f.write(b"new" * 1000)
+            s.fault()
+            if change in ("rename", "unlink"):
+                assert c.take(BIG) == old
+            else:
+                assert ends_early(c) and c.buffer == old[:len(c.buffer)]
+            with Client(s) as d:
+                d.get("/small.txt")
+                check(d, root, "small.txt")
+    file.unlink()
+
+
+def area(server: Server, name: str) -> Path:
+    """A state area of the server's, as a file"""
+    return next(fd for fd in Path(f"/proc/{server.pid}/fd").iterdir()
+                if re.fullmatch(rf"/memfd:perdure-{name}( .*)?", os.readlink(fd)))
+
+
 @case
 def wild_stores(root: Root) -> None:
-    """a state that a stray write has hit is not trusted: it starts afresh"""
-    conn, page = 40, 4096
-    for at in (0, 4, 8, 20, conn + 4, conn + 40, None):     # listen_fd, epoll_fd, root_fd, slots_used; conn_fd, file_fd, name
-        for value in (1 << 30, -7):
+    """what a stray write has hit is not trusted: an answer ends with its connection, and nobody else notices"""
+    name_at, length_at, file_at = 80, 8, 24     # in struct httpd_state_var
+    for at, value in ((file_at, b"\0\0\0\x40"), (file_at, b"\xf9\xff\xff\xff"), (file_at, b"\0\0\0\0"), (length_at, b"\xff" * 8),
+                      (name_at, b"x" * 1024)):
+        with Server(root) as s, Client(s, receive_buffer=4096) as c, Client(s, receive_buffer=4096) as other:
+            for client, name in ((c, "/big.bin"), (other, "/big2.bin")):
+                (root.path / "big2.bin").write_bytes(root.files["big.bin"])
+                client.get(name)
+                client.head()
+            with area(s, "zhttpd-connections").open("r+b", buffering=0) as f:
+                everything = f.read()
+                assert everything.count(b"big.bin\0") == 1
+                f.seek(everything.index(b"big.bin\0") - name_at + at)
+                f.write(value)
+            s.fault()
+            s.wait_for("its answer has been overwritten")
+            assert ends_early(c)
+            assert other.take(BIG) == root.files["big.bin"]
+    # The root directory, and which connection was served
+    for at in (0, 4):
+        for value in (1 << 30, -7, 0):
             with Server(root) as s, Client(s) as c:
                 c.get("/small.txt")
                 check(c, root, "small.txt")
-                area = next(fd for fd in Path(f"/proc/{s.pid}/fd").iterdir() if os.readlink(fd).startswith("/memfd:perdure-zhttpd"))
-                with area.open("r+b", buffering=0) as f:
-                    f.seek(page + (conn + 96 if at is None else at))
-                    f.write(struct.pack("i", value) if at is not None else b"x" * 1024)
-                os.kill(s.pid, signal.SIGSEGV)
-                s.wait_for("starting afresh")
-                s.port = int(s.wait_for(r"serving .* on port (\d+)", since=2)[1])
-                with Client(s) as d:
-                    d.get("/small.txt")
-                    check(d, root, "small.txt")
+                with area(s, "zhttpd").open("r+b", buffering=0) as f:
+                    f.seek(4096 + at)
+                    f.write(struct.pack("i", value))
+                s.fault()
+                c.get("/small.txt")
+                check(c, root, "small.txt")
 
 
 if __name__ == "__main__":
