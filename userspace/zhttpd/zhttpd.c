@@ -14,6 +14,8 @@
 #include <arpa/inet.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <limits.h>
+#include <linux/sockios.h>
 #include <netinet/tcp.h>
 #include <perdure.h>
 #include <signal.h>
@@ -22,6 +24,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/epoll.h>
+#include <sys/ioctl.h>
 #include <sys/resource.h>
 #include <sys/sendfile.h>
 #include <sys/socket.h>
@@ -48,7 +51,8 @@ struct conn {
 	size_t len;			/* bytes in buf: requests that are not answered yet */
 	size_t header_len;		/* of the present answer, 0: not computed yet */
 	uint64_t sent;			/* bytes of it that the client has */
-	bool shut;			/* our side is */
+	bool ended;			/* the client is told that nothing comes any more */
+	int unsent;			/* bytes of output, when we looked last */
 	int64_t deadline;
 	uint32_t events;		/* what epoll waits for */
 	struct tls_handshake *handshake;
@@ -315,24 +319,28 @@ static bool finish_response(struct conn *c)
 	return true;
 }
 
-/* A close with input unread would reset the connection, and the client might lose the answer. */
+/*
+ * A close with input unread would reset the connection, and the client might lose the answer. With TLS the alert is the
+ * end: what is encrypted and had no room yet would be lost by a shutdown.
+ */
 static bool drain(struct conn *c)
 {
 	ssize_t n;
 
-	if (!c->shut) {
-		if (opt.cert && perdure_tls_alert(c->fd, PERDURE_TLS_CLOSE_NOTIFY) && errno == EAGAIN) {
+	if (!c->ended) {
+		if (!opt.cert) {
+			shutdown(c->fd, SHUT_WR);
+		} else if (perdure_tls_alert(c->fd, PERDURE_TLS_CLOSE_NOTIFY) && errno == EAGAIN) {
 			wait_for(c, EPOLLOUT);
 			return false;
 		}
-		shutdown(c->fd, SHUT_WR);
-		c->shut = true;
+		c->ended = true;
+		c->unsent = INT_MAX;
 		c->deadline = now + LINGER_MS;
 	}
 	n = perdure_conn_read(c->books, c->buf, sizeof(c->buf));
 	if (n < 0 && errno == EAGAIN) {
-		/* A part of a record, in a connection that is half closed, counts as input. */
-		wait_for(c, opt.cert ? EPOLLRDHUP : EPOLLIN);
+		wait_for(c, EPOLLIN);
 		return false;
 	}
 	return (n > 0 && !perdure_conn_done(c->books, n, PERDURE_LAST)) || close_connection(c);
@@ -398,6 +406,18 @@ static void update_listener(void)
 	}
 }
 
+/* By a close TLS loses what TCP has had no room for. */
+static bool still_sending(struct conn *c)
+{
+	int left = 0, before = c->unsent;
+
+	if (!opt.cert || !c->ended || ioctl(c->fd, SIOCOUTQ, &left))
+		return false;
+	c->unsent = left;
+	c->deadline = now + 1000 * opt.timeout;
+	return left && left < before;
+}
+
 static void check_deadlines(void)
 {
 	accept_paused = false;
@@ -414,7 +434,7 @@ static void check_deadlines(void)
 			continue;
 		if (reading && !idle && !decided(c) && answer_error(c, 408))
 			serve(c);
-		else
+		else if (!still_sending(c))
 			close_connection(c);
 	}
 }

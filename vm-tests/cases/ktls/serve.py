@@ -249,14 +249,18 @@ def ends(root: Root) -> None:
                         c.sock.shutdown(socket.SHUT_WR)
                         assert c.at_end()
             works(s, root)
-            # A slow client gets its answer, and then the end
-            with Client(s, receive_buffer=4096) as c:
-                c.get("/big.bin", "Connection: close")
-                c.head()
+            # A slow client gets its answer, and then the end: also one that makes no room for a while, near the end of it
+            with ExitStack() as stack:
+                clients = {left: stack.enter_context(Client(s, receive_buffer=4096)) for left in (BIG, 60_000)}
+                for c in clients.values():
+                    c.get("/big.bin", "Connection: close")
+                    c.head()
                 s.fault()
-                time.sleep(0.2)
-                assert c.take(BIG) == root.files["big.bin"]
-                assert c.at_end() and c.sock.clean
+                got = {left: c.take(BIG - left) for left, c in clients.items()}
+                time.sleep(4)       # more than it lingers
+                for left, c in clients.items():
+                    assert got[left] + c.take(left) == root.files["big.bin"], left
+                    assert c.at_end() and c.sock.clean
             assert s.stop() == 0
 
 
