@@ -8,9 +8,10 @@ import struct
 import threading
 import time
 from contextlib import suppress
+from pathlib import Path
 
-from hosts import (ABANDON, ALONE, FIN, GATE, LEAVE, PRIMARY, PROMOTE, RST, SET, SO_SNDBUFFORCE, UNGATED, Hosts, equal, main, netem, nft,
-                   nothing, read, read_all, service, state, sysctl, wait)
+from hosts import (ABANDON, ALONE, FIN, GATE, LEAVE, PRIMARY, PROMOTE, RST, SET, SO_SNDBUFFORCE, UNGATED, Hosts, equal, inside, main, netem,
+                   nft, nothing, quietly, read, read_all, service, state, sysctl, wait)
 from tcp_replica import GONE
 
 TCP, SOL = socket.IPPROTO_TCP, socket.SOL_SOCKET
@@ -415,6 +416,67 @@ def again() -> None:
         equal(state(a)["id"], state(b)["id"])
 
 
+def probes() -> None:
+    """SO_KEEPALIVE of the servers: the primary asks, neither copy ends while the client answers, and the other one asks after a takeover"""
+    with service(resets=True) as hosts:
+        client, a, b = hosts.pair()
+        for s in (a, b):
+            for level, option, value in ((SOL, socket.SO_KEEPALIVE, 1), (TCP, socket.TCP_KEEPIDLE, 1), (TCP, socket.TCP_KEEPINTVL, 1),
+                                         (TCP, socket.TCP_KEEPCNT, 1)):
+                s.setsockopt(level, option, value)
+
+        def asked(host: str) -> int:
+            return len([s for s in hosts.capture.of(host) if s.from_service and s.client == client.getsockname()[1]])
+
+        for host, other in (("primary", "muted"), ("muted", "primary")):
+            before = asked(host), asked(other)
+            time.sleep(2.5)     # longer than it takes to give up
+            assert asked(host) >= before[0] + 2, (host, before, asked(host))
+            equal(asked(other), before[1])
+            text = b"still here, " + host.encode()
+            client.sendall(text)
+            for s in (a, b) if host == "primary" else (b,):
+                equal(read(s, len(text)), text)
+                s.sendall(text)
+            equal(read(client, len(text)), text)
+            if host == "primary":
+                hosts.cut("primary")
+                hosts.bury("primary")
+        equal(resets(hosts), 0)
+        # A client that is gone is noticed
+        hosts.cut("client")
+        with suppress(TimeoutError):
+            b.settimeout(10)
+            raise AssertionError(f"the client is gone: {b.recv(1)!r}")
+        equal(b.getsockopt(TCP, socket.TCP_INFO, 1), b"\7")     # closed, by ETIMEDOUT
+
+
+def marked() -> None:
+    """A network that marks what it would drop (ECN): the client tells, both copies go on, and so does one alone"""
+    def counted(name: str) -> int:
+        with inside("client"):
+            names, values = [line.split() for line in Path("/proc/thread-self/net/netstat").read_text().splitlines()
+                             if line.startswith("IpExt:")]
+        return int(values[names.index(name)])
+
+    text = bytes(range(256)) * 4000
+    with service() as hosts:
+        sysctl("client", tcp_ecn=1)
+        netem("client", "loss 10% ecn")
+        client, a, b = hosts.pair()
+        threads = [threading.Thread(target=quietly, args=(s.sendall, text)) for s in (a, b)]
+        for thread in threads:
+            thread.start()
+        equal(read(client, len(text) // 2), text[:len(text) // 2])
+        first = counted("InCEPkts")
+        hosts.cut("primary")
+        hosts.bury("primary")
+        equal(read(client, len(text) // 2), text[len(text) // 2:])
+        print(f"# {first} marks before the takeover, {counted('InCEPkts') - first} after it")
+        assert 0 < first < counted("InCEPkts")
+
+
 if __name__ == "__main__":
     main(closed_first, late_writer, late_reader, no_patience, silent_peer, shorter, longer, empty, reset_by_primary, reset_by_muted, unread,
-         reset_by_client, no_listener, unknown_to_both, leave, crossing, gate, abandon, half_open, half_closes, urgent, again)
+         reset_by_client, no_listener, unknown_to_both, leave, crossing, gate, abandon, half_open, half_closes, urgent, again,
+         probes, marked)
