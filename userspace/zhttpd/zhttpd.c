@@ -790,8 +790,12 @@ int main(int argc, char **argv)
 	struct reg_info info;
 	bool restarted;
 	sigset_t stop;
+	int fd;
 
 	parse_options(argc, argv);
+	while ((fd = open("/dev/null", O_RDWR)) >= 0 && fd <= STDERR_FILENO)	/* a place of its own for each that was closed */
+		;
+	close(fd);
 	sigemptyset(&stop);
 	sigaddset(&stop, SIGTERM);
 	sigaddset(&stop, SIGINT);

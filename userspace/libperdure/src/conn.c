@@ -670,14 +670,15 @@ int perdure_conn_done(struct perdure_conn *c, size_t len, unsigned int flags)
 		errno = EINVAL;
 		return -1;
 	}
-	c->number++;
 	if (!c->record) {
+		c->number++;
 		c->done = 0;
 		return 0;
 	}
 	/* The client has got more than what was made now */
 	if (c->broken || perdure_conn_skip(c))
 		return different(c);
+	c->number++;
 	next(c, len, flags & PERDURE_LAST ? ENDED : 0);
 	c->done = c->skip = c->checks[0] = c->checks[1] = 0;
 	c->run_check = UINT64_MAX;

@@ -387,13 +387,14 @@ void perdure_state_close(void *area)
 int perdure_state_discard(const char *name)
 {
 	struct header h;
-	int fd, r;
+	int fd, r = -1;
 
 	if (!name_ok(name))
 		return -1;
 	pthread_mutex_lock(&one);
-	fd = find(name, &h);
-	r = fd < 0 ? -1 : close(fd);
+	/* A fault may have left it twice */
+	while ((fd = find(name, &h)) >= 0)
+		r = close(fd);
 	pthread_mutex_unlock(&one);
 	return r;
 }
