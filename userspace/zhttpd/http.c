@@ -462,6 +462,8 @@ static int open_file(int root_fd, struct httpd_state_var *v)
 		return S_ISDIR(st.st_mode) && !is_dir_name ? 301 : 403;
 	}
 	v->file_fd = fd;
+	v->file_dev = st.st_dev;
+	v->file_ino = st.st_ino;
 	v->file_size = v->length = st.st_size;
 	v->mtime_sec = st.st_mtim.tv_sec;
 	v->mtime_nsec = st.st_mtim.tv_nsec;

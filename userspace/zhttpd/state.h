@@ -43,10 +43,13 @@ struct httpd_state_var {
 	uint8_t method, keep_alive, http10;
 	int32_t status;
 	int32_t file_fd;		/* -1: no file is sent */
+	uint64_t file_dev, file_ino;	/* which one it is */
 	int64_t file_size, mtime_sec, mtime_nsec, date;
 	int64_t first, length;		/* what of the file is the body */
 	char expnfilename[EXPNFILENAME_MAX];
 };
+
+#define STATE_LAYOUT	2		/* to be changed with the structures of this file */
 
 struct global_state_var {
 	int32_t root_fd;

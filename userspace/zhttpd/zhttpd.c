@@ -40,8 +40,9 @@
 #define TURN		32		/* steps of one connection before the others get their turn */
 #define CHUNK		(128 * 1024)	/* of a file, in one step */
 #define CHECK_MS	1000		/* between two looks at the deadlines */
+#define STOPS_MAX	100		/* SIGTERMs that somebody may send */
 #define LINGER_MS	2000		/* how long to read on after an answer that closes the connection */
-#define FDS_MAX		(2 * opt.max_connects + 64)	/* two for each connection, and some for ourselves */
+#define FDS_MAX		(2 * opt.max_connects + 16)	/* two for each connection, and some for ourselves */
 
 /* What can be lost */
 struct conn {
@@ -70,7 +71,7 @@ static struct perdure_conns *books;
 static struct conn **conns;		/* by descriptor */
 static int listen_fd = -1, epoll_fd, num_connects;
 static int64_t now;			/* in ms */
-static bool accept_paused, zero_loss;
+static bool accept_paused, registered, zero_loss;
 
 void say(const char *format, ...)
 {
@@ -187,7 +188,7 @@ static void take_connection(int fd)
 }
 
 /* Decides on a request, and notes the answer: the number comes last, for before it the note means nothing. */
-static bool answer(struct conn *c, const struct request *rq)
+static void answer(struct conn *c, const struct request *rq)
 {
 	struct httpd_state_var *v = perdure_conn_tag(c->books);
 
@@ -199,15 +200,14 @@ static bool answer(struct conn *c, const struct request *rq)
 		v->keep_alive = false;
 	__atomic_store_n(&v->number, perdure_conn_number(c->books) + 1, __ATOMIC_RELEASE);
 	enter(c, EXPNFILENAME_RECORDED);
-	return true;
 }
 
-static bool answer_error(struct conn *c, int status)
+static void answer_error(struct conn *c, int status)
 {
 	/* It takes all that has come: where another request would start is anyone's guess. */
 	struct request rq = { .status = status, .length = c->len };
 
-	return answer(c, &rq);
+	answer(c, &rq);
 }
 
 /* The steps of a connection return true when there may be more to do at once. */
@@ -243,8 +243,10 @@ static bool read_request(struct conn *c)
 			enter(c, EXPNFILENAME_RECORDED);
 			return true;
 		}
-		if (!v && c->len && http_parse(c->buf, c->len, &rq))
-			return answer(c, &rq);
+		if (!v && c->len && http_parse(c->buf, c->len, &rq)) {
+			answer(c, &rq);
+			return true;
+		}
 		n = perdure_conn_read(c->books, c->buf + c->len, REQUEST_MAX - c->len);
 		if (n < 0 && errno == EINTR)
 			continue;
@@ -252,8 +254,10 @@ static bool read_request(struct conn *c)
 			wait_for(c, EPOLLIN);
 			return false;
 		}
-		if (n < 0 && errno == ENOBUFS && !v)	/* kernel.restart.held_bytes_max is below REQUEST_MAX */
-			return answer_error(c, 431);
+		if (n < 0 && errno == ENOBUFS && !v) {	/* kernel.restart.held_bytes_max is below REQUEST_MAX */
+			answer_error(c, 431);
+			return true;
+		}
 		if (n <= 0)
 			return close_connection(c);
 		if (!c->len)
@@ -305,17 +309,17 @@ static bool send_response(struct conn *c)
 
 static bool finish_response(struct conn *c)
 {
-	struct httpd_state_var v = *decided(c);
+	struct httpd_state_var *v = decided(c);
 
-	if (perdure_conn_done(c->books, v.request_length, v.keep_alive ? 0 : PERDURE_LAST))
+	if (perdure_conn_done(c->books, v->request_length, v->keep_alive ? 0 : PERDURE_LAST))
 		return close_connection(c);
-	if (v.file_fd >= 0)
-		close(v.file_fd);
-	c->len -= v.request_length;
-	memmove(c->buf, c->buf + v.request_length, c->len);
+	if (v->file_fd >= 0)
+		close(v->file_fd);
+	c->len -= v->request_length;
+	memmove(c->buf, c->buf + v->request_length, c->len);
 	c->sent = c->header_len = 0;
 	c->deadline = now + 1000 * opt.timeout;
-	enter(c, v.keep_alive ? CONNECTION_ACCEPTED : CONNECTION_CLOSING);
+	enter(c, v->keep_alive ? CONNECTION_ACCEPTED : CONNECTION_CLOSING);
 	return true;
 }
 
@@ -421,9 +425,10 @@ static bool still_sending(struct conn *c)
 static void check_deadlines(void)
 {
 	accept_paused = false;
-	if (zero_loss && !perdure_protected()) {
-		zero_loss = false;
-		say("zero-loss restart has been switched off (sysctl kernel.restart.enabled): going on without");
+	if (registered && zero_loss != perdure_protected()) {
+		zero_loss = !zero_loss;
+		say("zero-loss restart has been switched %s (sysctl kernel.restart.enabled)%s", zero_loss ? "on" : "off",
+		    zero_loss ? ", before anything was lost" : ": going on without");
 	}
 	for (int fd = 0; fd < FDS_MAX; fd++) {
 		struct conn *c = conns[fd];
@@ -432,10 +437,12 @@ static void check_deadlines(void)
 
 		if (!c || (c->deadline > now && !(g->stopping && idle)))
 			continue;
-		if (reading && !idle && !decided(c) && answer_error(c, 408))
+		if (reading && !idle && !decided(c)) {
+			answer_error(c, 408);
 			serve(c);
-		else if (!still_sending(c))
+		} else if (!still_sending(c)) {
 			close_connection(c);
+		}
 	}
 }
 
@@ -482,14 +489,13 @@ static void loop(void)
 
 /* Start */
 
-/* Two files for each connection, and some for ourselves. */
 static void raise_limit(void)
 {
 	struct rlimit r;
 
 	getrlimit(RLIMIT_NOFILE, &r);
-	if (r.rlim_cur < 2 * (rlim_t)opt.max_connects + 16) {
-		r.rlim_cur = 2 * opt.max_connects + 16;
+	if (r.rlim_cur < (rlim_t)FDS_MAX) {
+		r.rlim_cur = FDS_MAX;
 		if (r.rlim_cur > r.rlim_max || setrlimit(RLIMIT_NOFILE, &r))
 			die("-c %d needs %llu open files, ulimit -Hn allows %llu", opt.max_connects,
 			    (unsigned long long)r.rlim_cur, (unsigned long long)r.rlim_max);
@@ -499,7 +505,7 @@ static void raise_limit(void)
 /* False where what a generation before us has left is of no use: of another version, damaged, not counted to its end. */
 static bool open_state(void)
 {
-	g = perdure_state_open(STATE, sizeof(*g), sizeof(*g), NULL, NULL);
+	g = g ? g : perdure_state_open(STATE, sizeof(*g), STATE_LAYOUT << 16 | sizeof(*g), NULL, NULL);
 	if (g)
 		books = perdure_conns_open(BOOKS, FDS_MAX, sizeof(struct httpd_state_var));
 	if (!books && errno != ESTALE && errno != EBADMSG)
@@ -507,11 +513,11 @@ static bool open_state(void)
 	return books;
 }
 
+/* That it is to stop is not forgotten. */
 static void discard_state(void)
 {
-	if (g)
-		perdure_state_close(g);
-	perdure_state_discard(STATE);
+	if (!g)
+		perdure_state_discard(STATE);
 	perdure_state_discard(BOOKS);
 }
 
@@ -601,18 +607,18 @@ static bool register_restart(char **argv)
 	}
 	if (perdure_register(argv) < 0)
 		die("cannot register: %s%s", strerror(errno), errno == ENOENT ? ": is /proc mounted?" : "");
-	/* At the limit, one restart more to end a connection that brings the fault. */
+	return true;
+}
+
+/* At the limit, one restart more to end a connection that brings the fault. */
+static void ask_for_quarantine(void)
+{
 	if (perdure_setpolicy(&(struct restart_policy){ .flags = RESTART_QUARANTINE }, sizeof(struct restart_policy)))
 		say("no quarantine of poisonous requests: %s", strerror(errno));
-	return true;
 }
 
 static void start(char **argv)
 {
-	if (listen_fd < 0) {
-		listen_fd = given_listener();
-		closefrom((listen_fd < 0 ? STDERR_FILENO : listen_fd) + 1);	/* what others forgot to close is not ours */
-	}
 	if (listen_fd < 0)
 		listen_fd = listen_at(opt.address, opt.port);
 	if (!open_state())
@@ -623,15 +629,17 @@ static void start(char **argv)
 	open_files();
 	if (opt.pid_file)
 		write_pid_file();
-	zero_loss = register_restart(argv);
+	registered = zero_loss = register_restart(argv);
+	if (registered)
+		ask_for_quarantine();
 	say("serving %s on port %d%s", opt.root, port_of(listen_fd), opt.cert ? " with TLS" : "");
 }
 
 /* Recovery */
 
 /*
- * A stray write before the fault may have hit what was noted: it must be a file of ours that nobody else has. A name
- * is read to its end.
+ * A stray write before the fault may have hit what was noted: it must be the file that was opened, and nobody else's.
+ * A name is read to its end.
  */
 static bool sane(struct httpd_state_var *v, bool *unclaimed)
 {
@@ -641,7 +649,8 @@ static bool sane(struct httpd_state_var *v, bool *unclaimed)
 		return false;
 	if (v->file_fd == -1)
 		return true;
-	if (v->file_fd < 0 || v->file_fd >= FDS_MAX || !unclaimed[v->file_fd] || fstat(v->file_fd, &st) || !S_ISREG(st.st_mode))
+	if (v->file_fd < 0 || v->file_fd >= FDS_MAX || !unclaimed[v->file_fd] || fstat(v->file_fd, &st) ||
+	    st.st_dev != v->file_dev || st.st_ino != v->file_ino)
 		return false;
 	unclaimed[v->file_fd] = false;
 	return true;
@@ -653,23 +662,19 @@ static bool sane(struct httpd_state_var *v, bool *unclaimed)
  */
 static void recover_connection(int fd, bool *unclaimed, int serving)
 {
+	int tls = opt.cert ? perdure_tls(fd) : 0;
 	struct conn *c = new_connection(fd);
 	unsigned int flags;
 
-	if (!c)
+	if (!c || tls & PERDURE_TLS_UNTOUCHED)
 		return;
-	/* The keys are lost but for one that has not begun: the client is told at once. */
-	if (opt.cert && perdure_tls(fd) & PERDURE_TLS_UNTOUCHED)
+	if ((!opt.cert || tls == (PERDURE_TLS_TX | PERDURE_TLS_RX)) && !keep_books(c)) {
+		close_connection(c);
 		return;
-	if (!opt.cert || perdure_tls(fd) == (PERDURE_TLS_TX | PERDURE_TLS_RX)) {
-		if (!keep_books(c)) {
-			close_connection(c);
-			return;
-		}
-		c->stage = CONNECTION_ACCEPTED;		/* the roll-back of Figure 12 */
 	}
 	flags = c->books ? perdure_conn_flags(c->books) : 0;
 	if (opt.cert && !(flags & PERDURE_CONN_INHERITED)) {
+		/* The keys are lost: the client is told at once. */
 		say("file %d was in its handshake: ending this connection", fd);
 		perdure_tls_alert(fd, PERDURE_TLS_INTERNAL_ERROR);
 		close_connection(c);
@@ -681,44 +686,47 @@ static void recover_connection(int fd, bool *unclaimed, int serving)
 		close_connection(c);
 		return;
 	}
-	if (flags & PERDURE_CONN_ENDED)
-		c->stage = CONNECTION_CLOSING;
+	/* The roll-back of Figure 12 */
+	c->stage = flags & PERDURE_CONN_ENDED ? CONNECTION_CLOSING : CONNECTION_ACCEPTED;
 	if (flags & PERDURE_CONN_SUSPECT && fd == serving) {
 		say("file %d brought the fault again: ending this connection", fd);
-		if (c->stage != CONNECTION_ACCEPTED || decided(c) || !answer_error(c, 500))
+		if (c->stage == CONNECTION_CLOSING || decided(c))
 			close_connection(c);
+		else
+			answer_error(c, 500);
 	}
 }
 
-/* What has been left by another generation: its connections, if they can go on, and the socket that listens. */
-static void inherit(bool restarted)
+/* What another generation has left: its socket that listens, and, if they can go on, its connections with their files. */
+static void inherit(bool connections)
 {
 	bool *unclaimed = calloc(FDS_MAX, sizeof(*unclaimed));
 	struct perdure_inherited *list;
-	int n = perdure_inherited(&list), serving = restarted ? g->serving_fd : -1;
+	int n = perdure_inherited(&list), serving = connections ? g->serving_fd : -1;
 
 	if (n < 0 || !unclaimed)
 		die("cannot look for what was inherited: %s", strerror(errno));
-	if (restarted)
-		g->serving_fd = -1;
+	/* When it stops, it does not listen any more: then its connections look like those that we would have made. */
 	for (int i = 0; i < n; i++) {
 		if (list[i].fd <= STDERR_FILENO)
-			continue;
-		if (list[i].kind == PERDURE_LISTENING && listen_fd < 0)
+			list[i].kind = PERDURE_LISTENING;	/* not ours to close */
+		else if (list[i].kind == PERDURE_LISTENING && listen_fd < 0)
 			listen_fd = list[i].fd;
-		else if (list[i].kind == PERDURE_OTHER && list[i].fd < FDS_MAX)
+		else if (connections && list[i].kind == PERDURE_OTHER && list[i].fd < FDS_MAX)
 			unclaimed[list[i].fd] = true;
-		else if (!restarted || list[i].fd >= FDS_MAX)
+		else if (!connections || list[i].fd >= FDS_MAX)
 			close(list[i].fd);
 	}
-	if (restarted)
+	if (connections) {
+		g->serving_fd = -1;
 		open_files();
-	/* When it stops it does not listen any more: then its connections could be those that we have made. */
-	for (int i = 0; restarted && i < n; i++)
-		if (list[i].kind > PERDURE_LISTENING && list[i].fd > STDERR_FILENO && list[i].fd < FDS_MAX)
+		unclaimed[g->root_fd] = false;
+	}
+	for (int i = 0; connections && i < n; i++)
+		if (list[i].kind > PERDURE_LISTENING && list[i].fd < FDS_MAX)
 			recover_connection(list[i].fd, unclaimed, serving);
 	for (int fd = 0; fd < FDS_MAX; fd++)
-		if (unclaimed[fd] && !(restarted && fd == g->root_fd))
+		if (unclaimed[fd])
 			close(fd);
 	free(list);
 	free(unclaimed);
@@ -734,7 +742,12 @@ static const char *cause(const struct reg_info *info)
 static void recover(const struct reg_info *info, int64_t main_ns)
 {
 	inherit(true);
-	zero_loss = true;
+	if (g->stopping > STOPS_MAX)	/* a stray write */
+		g->stopping = 0;
+	if (listen_fd < 0 && !g->stopping)
+		listen_fd = listen_at(opt.address, opt.port);
+	registered = zero_loss = true;
+	ask_for_quarantine();
 	say("generation %llu after %s, %d connections kept, back in %.3f ms (retain %.3f, exec %.3f, restore %.3f; recovery took %.3f more)",
 	    (unsigned long long)info->generation, cause(info), num_connects,
 	    (main_ns - (int64_t)info->fault_time_ns) / 1e6, info->retain_ns / 1e6, info->exec_ns / 1e6,
@@ -809,15 +822,18 @@ int main(int argc, char **argv)
 		die("no memory for %d connections: use a smaller -c", opt.max_connects);
 
 	restarted = getreginfo(&info) == 1 && info.is_restarted;
-	if (restarted && !open_state()) {
+	if (!restarted) {
+		listen_fd = given_listener();
+		closefrom((listen_fd < 0 ? STDERR_FILENO : listen_fd) + 1);	/* what others forgot to close is not ours */
+	} else if (!open_state()) {
 		say("the state is of no use: starting afresh, without the connections");
 		restarted = false;
-		discard_state();
 		inherit(false);
+		discard_state();
 	}
 	if (restarted)
 		recover(&info, main_ns);
-	else
+	else if (!g || !g->stopping)
 		start(argv);
 	loop();
 	return 0;

@@ -454,6 +454,47 @@ def switched_off(root: Root) -> None:
         with Client(s) as d:
             d.get("/small.txt")
             check(d, root, "small.txt")
+    # Who is to stop stops then; what nobody has noticed is as if nothing had been
+    with Server(root) as s, Client(s, receive_buffer=4096) as c, Client(s) as other:
+        other.get("/small.txt")
+        check(other, root, "small.txt")
+        for off in (True, False):
+            sysctl("enabled", 0 if off else 1)
+            s.wait_for(f"has been switched {'off' if off else 'on'}")
+        s.fault()
+        other.get("/small.txt")
+        check(other, root, "small.txt")
+        c.get("/big.bin")
+        c.head()
+        s.process.send_signal(signal.SIGTERM)
+        assert other.at_end()
+        sysctl("enabled", 0)
+        try:
+            c.take(BIG // 2)
+        finally:
+            sysctl("enabled", 1)
+        os.kill(s.pid, signal.SIGSEGV)
+        assert s.process.wait(LIMIT_S) == 0
+        s.wait_for("starting afresh")
+        s.wait_for("stopped")
+
+
+@case
+def closed_files(root: Root) -> None:
+    """a server that is started with some of its files 0 to 2 closed keeps its listener and its state across faults"""
+    def close(fds: tuple[int, ...]) -> None:
+        for fd in fds:
+            os.close(fd)
+
+    for fds in ((0,), (0, 1), (1,)):
+        with Server(root, preexec=lambda: close(fds)) as s, Client(s) as c:    # noqa: B023 - it is called at once
+            for _ in range(2):
+                c.get("/small.txt")
+                s.fault()
+                check(c, root, "small.txt")
+                with Client(s) as d:
+                    d.get("/small.txt")
+                    check(d, root, "small.txt")
 
 
 def ends_early(c: Client) -> bool:
@@ -503,25 +544,26 @@ def area(server: Server, name: str) -> Path:
 @case
 def wild_stores(root: Root) -> None:
     """what a stray write has hit is not trusted: an answer ends with its connection, and nobody else notices"""
-    name_at, length_at, file_at = 80, 8, 24     # in struct httpd_state_var
+    name_at, length_at, file_at = 96, 8, 24     # in struct httpd_state_var
     for at, value in ((file_at, b"\0\0\0\x40"), (file_at, b"\xf9\xff\xff\xff"), (file_at, b"\0\0\0\0"), (length_at, b"\xff" * 8),
-                      (name_at, b"x" * 1024)):
+                      (name_at, b"x" * 1024), (file_at, b"")):
         with Server(root) as s, Client(s, receive_buffer=4096) as c, Client(s, receive_buffer=4096) as other:
             for client, name in ((c, "/big.bin"), (other, "/big2.bin")):
                 (root.path / "big2.bin").write_bytes(root.files["big.bin"])
                 client.get(name)
                 client.head()
+            others = next(int(fd.name) for fd in Path(f"/proc/{s.pid}/fd").iterdir() if os.readlink(fd).endswith("/big2.bin"))
             with area(s, "zhttpd-connections").open("r+b", buffering=0) as f:
                 everything = f.read()
                 assert everything.count(b"big.bin\0") == 1
                 f.seek(everything.index(b"big.bin\0") - name_at + at)
-                f.write(value)
+                f.write(value or struct.pack("i", others))
             s.fault()
             s.wait_for("its answer has been overwritten")
             assert ends_early(c)
             assert other.take(BIG) == root.files["big.bin"]
-    # The root directory, and which connection was served
-    for at in (0, 4):
+    # The root directory, which connection was served, and how often it is to stop
+    for at in (0, 4, 8):
         for value in (1 << 30, -7, 0):
             with Server(root) as s, Client(s) as c:
                 c.get("/small.txt")
