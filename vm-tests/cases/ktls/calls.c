@@ -3,7 +3,9 @@
 #include "../channels/chan.h"
 
 #include <perdure/rescue.h>
+#include <linux/sockios.h>
 #include <pthread.h>
+#include <sys/ioctl.h>
 #include <sys/time.h>
 
 enum { ALERT = 21, HANDSHAKE = 22, DATA = 23 };
@@ -679,16 +681,21 @@ T_LIMIT(fault_cuts_a_write, 100)
 			pid_t pid;
 
 			open_at(k, RD, WR);
+			t_word[0] = 0;
 			pid = t_fork();
 			if (!pid) {
 				close(RD);
 				t_register("goes_on_writing", NULL);
 				T_ASSERT(!pthread_create(&thread, NULL, writes_on, way ? &thread : NULL));
-				t_sleep_ms(300);
+				for (int sent = 0; !sent; t_sleep_ms(300))
+					T_OK(ioctl(WR, SIOCOUTQ, &sent));
+				t_word[0] = 1;
 				t_crash();
 			}
 			close(WR);
-			t_sleep_ms(500);
+			while (!t_word[0])
+				t_sleep_ms(10);
+			t_sleep_ms(200);
 			T_EQ(drain(RD), BIG);
 			T_EXITED(t_wait(pid), 0);
 			close(RD);
