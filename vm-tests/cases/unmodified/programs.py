@@ -408,7 +408,8 @@ def succeed(server: Server | Unit, old: Sequence[int] = ()) -> float:
 
 def settled(server: Server | Unit) -> tuple[int, int]:
     """Processes, and descriptors of the first one, once they have stayed the same for a second."""
-    last, since, begun, main_process = (0, 0), time.monotonic(), time.monotonic(), server.main()
+    main_process = server.main()    # which takes time, too
+    last, since, begun = (0, 0), time.monotonic(), time.monotonic()
     while time.monotonic() - since < 1 and time.monotonic() - begun < 30:
         now = (len(server.processes()), files(main_process))
         if now != last:
