@@ -609,9 +609,10 @@ static bool register_restart(char **argv)
 	return true;
 }
 
-/* At the limit, one restart more to end a connection that brings the fault. */
-static void ask_for_quarantine(void)
+/* Each generation asks for it: at the limit, one restart more to end a connection that brings the fault. */
+static void is_registered(void)
 {
+	registered = zero_loss = true;
 	if (perdure_setpolicy(&(struct restart_policy){ .flags = RESTART_QUARANTINE }, sizeof(struct restart_policy)))
 		say("no quarantine of poisonous requests: %s", strerror(errno));
 }
@@ -628,9 +629,8 @@ static void start(char **argv)
 	open_files();
 	if (opt.pid_file)
 		write_pid_file();
-	registered = zero_loss = register_restart(argv);
-	if (registered)
-		ask_for_quarantine();
+	if (register_restart(argv))
+		is_registered();
 	say("serving %s on port %d%s", opt.root, port_of(listen_fd), opt.cert ? " with TLS" : "");
 }
 
@@ -745,8 +745,7 @@ static void recover(const struct reg_info *info, int64_t main_ns)
 		g->stopping = 0;
 	if (listen_fd < 0 && !g->stopping)
 		listen_fd = listen_at(opt.address, opt.port);
-	registered = zero_loss = true;
-	ask_for_quarantine();
+	is_registered();
 	say("generation %llu after %s, %d connections kept, back in %.3f ms (retain %.3f, exec %.3f, restore %.3f; recovery took %.3f more)",
 	    (unsigned long long)info->generation, cause(info), num_connects,
 	    (main_ns - (int64_t)info->fault_time_ns) / 1e6, info->retain_ns / 1e6, info->exec_ns / 1e6,

@@ -550,11 +550,11 @@ def area(server: Server, name: str) -> Path:
 def wild_stores(root: Root) -> None:
     """what a stray write has hit is not trusted: an answer ends with its connection, and nobody else notices"""
     name_at, length_at, file_at = 96, 8, 24     # in struct httpd_state_var
+    (root.path / "big2.bin").write_bytes(root.files["big.bin"])
     for at, value in ((file_at, b"\0\0\0\x40"), (file_at, b"\xf9\xff\xff\xff"), (file_at, b"\0\0\0\0"), (length_at, b"\xff" * 8),
                       (name_at, b"x" * 1024), (file_at, b"")):
         with Server(root) as s, Client(s, receive_buffer=4096) as c, Client(s, receive_buffer=4096) as other:
             for client, name in ((c, "/big.bin"), (other, "/big2.bin")):
-                (root.path / "big2.bin").write_bytes(root.files["big.bin"])
                 client.get(name)
                 client.head()
             others = next(int(fd.name) for fd in Path(f"/proc/{s.pid}/fd").iterdir() if os.readlink(fd).endswith("/big2.bin"))
