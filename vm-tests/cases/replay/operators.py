@@ -264,20 +264,26 @@ def absent() -> None:
 
 def together() -> None:
     """A hundred requests wait for another server at a time"""
-    everybody = threading.Barrier(100)
+    # By their keys: one that is asked twice counts once
+    waiting: set[str] = set()
+    everybody = threading.Event()
 
     class Slow(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
-            everybody.wait(60)
-            self.send_response(200)
+            waiting.add(self.headers["Idempotency-Key"])
+            if len(waiting) == 100:
+                everybody.set()
+            self.send_response(200 if everybody.wait(60) else 500)
             self.send_header("Content-Length", "0")
             self.end_headers()
 
         def log_message(self, *_: object) -> None:
             pass
 
-    slow = ThreadingHTTPServer(("127.0.0.1", 0), Slow)
-    slow.request_queue_size = 200
+    class Crowded(ThreadingHTTPServer):
+        request_queue_size = 200    # it listens when it is made
+
+    slow = Crowded(("127.0.0.1", 0), Slow)
     threading.Thread(target=slow.serve_forever, daemon=True).start()
     s = Server("together", more=f"[service slow]\nurl = http://127.0.0.1:{slow.server_port}\nprotocol = idempotency-key").start()
     clients = [Session(s) for _ in range(100)]
