@@ -197,9 +197,14 @@ const char *ahead_stop(void)
 /* The same, of everything */
 const char *ahead_check_rest(struct descriptor *d)
 {
+	struct sched_param none = {};
+
 	ahead_stop();
-	if (checking)
+	if (checking) {
+		/* In the midst of a piece, and now somebody waits for it */
+		pthread_setschedparam(checker, SCHED_OTHER, &none);
 		pthread_join(checker, NULL);
+	}
 	of = d;
 	check_all(true);
 	return atomic_load(&damaged) ? damage : NULL;

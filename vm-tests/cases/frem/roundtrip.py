@@ -759,6 +759,32 @@ def flipped(image: Path, at: int) -> None:
     os.utime(image, ns=times)
 
 
+@contextlib.contextmanager
+def busy() -> Iterator[None]:
+    """All processors have more to do than they can."""
+    hogs = [subprocess.Popen(["sh", "-c", "while :; do :; done"]) for _ in range(4 * (os.cpu_count() or 1))]
+    try:
+        yield
+    finally:
+        for hog in hogs:
+            hog.kill()
+            hog.wait()
+
+
+@case
+def verified_when_busy(place: Path) -> None:
+    """--verify does not wait for the checks that come last when others want a processor, too"""
+    target = Target(place)
+    frem("checkpoint", str(target.pid), "--dir", str(place / "c"), "--kill")
+    target.process.wait()
+    with busy():
+        start = time.monotonic()
+        result, _ = frem("restore", "--dir", str(place / "c"), "--verify", "--json")
+        took = time.monotonic() - start - result["loaded_s"]
+    target.end()
+    assert took < 10 * SLOW, took
+
+
 @case
 def bit_rot(place: Path) -> None:
     """damage that no time tells of is found in what is in memory before the process runs, by --verify also afterwards"""
