@@ -5,8 +5,10 @@ import os
 import subprocess
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 TOP = Path(os.environ["PERDURE_TOP"])
 BUILD = Path(os.environ["PERDURE_BUILD"])
@@ -24,6 +26,16 @@ def run(*argv: object, ok: int | None = 0, env: dict[str, str] | None = None) ->
                           stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace")
     assert done.returncode == ok or ok is None and done.returncode, f"{argv}: status {done.returncode}\n{done.stdout[-3000:]}"
     return done.stdout
+
+
+@contextmanager
+def running(argv: Sequence[object], **how: Any) -> Iterator[subprocess.Popen[str]]:
+    """A process that is gone after the block, also when the block fails: nobody waits for it then."""
+    with subprocess.Popen([str(a) for a in argv], text=True, **how) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
 
 
 def mirror() -> str:

@@ -12,7 +12,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
-from replay import BUILD, PLACE, PROGRAMS, SERVICE, Server, Session, ctl, equal, free_port, main, run
+from replay import BUILD, PLACE, PROGRAMS, SERVICE, Server, Session, ctl, equal, free_port, main, run, running
 
 PERDURECTL = BUILD / "userspace/userspace/tools/perdurectl"
 
@@ -74,7 +74,7 @@ def perdurectl() -> None:
     servers = [Server(name).start() for name in ("zebra", "ant", "mule")]
     clients = [Session(s) for s in servers]
     (PLACE / "other.verdicts").write_text("")
-    with subprocess.Popen([PERDURECTL, "watch"], env=os.environ | env, stdout=subprocess.PIPE, text=True) as watch:
+    with running([PERDURECTL, "watch"], env=os.environ | env, stdout=subprocess.PIPE) as watch:
         time.sleep(0.5)
         for s, client in zip(servers, clients):
             s.again()
@@ -363,7 +363,7 @@ def reading() -> None:
     # The reading is not to be over before it is looked at
     slow = os.environ | {"LD_PRELOAD": str(PROGRAMS / "libslow-read.so")}
     seen = set()
-    with subprocess.Popen([SERVICE, s.config], env=slow, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as process:
+    with running([SERVICE, s.config], env=slow, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE) as process:
         end = time.monotonic() + 60
         while time.monotonic() < end and "serving" not in seen:
             try:

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "harness"))
-from points import BUILD, equal, main, run  # noqa: E402,F401
+from points import BUILD, equal, main, run, running  # noqa: E402,F401
 
 PROGRAMS = BUILD / "userspace/vm-tests/cases/replay"
 CTL = BUILD / "userspace/userspace/replay/replayctl"

@@ -17,7 +17,7 @@ from pathlib import Path
 
 sys.path[:0] = [str(Path(__file__).resolve().parents[1] / place) for place in ("harness", "rescue")]
 from httpd import RESCUECTL  # noqa: E402
-from points import equal, main, run  # noqa: E402
+from points import equal, main, run, running  # noqa: E402
 
 REQUESTS = 100_000
 EVERY = 100
@@ -120,7 +120,7 @@ def nginx() -> None:
     """nginx: a path that cannot be parsed is answered 400"""
     place = PLACE / "nginx"
     place.mkdir()
-    with subprocess.Popen(["nginx", "-c", nginx_config(place), "-g", "daemon off; user root;"]) as server:
+    with running(["nginx", "-c", nginx_config(place), "-g", "daemon off; user root;"]) as server:
         until(lambda: listens(PORT), "nginx")
         workers = Path(f"/proc/{server.pid}/task/{server.pid}/children").read_text()
         with point(shutil.which("nginx") or "nginx", "ngx_http_parse_complex_uri", 11) as counts:
@@ -140,8 +140,8 @@ def redis() -> None:
     """redis: a value that cannot be read is answered as an error, and nothing is added to it"""
     place = PLACE / "redis"
     place.mkdir()
-    with subprocess.Popen(["redis-server", "--port", str(PORT), "--bind", "127.0.0.1", "--dir", place, "--save", "", "--appendonly", "no"],
-                          stdout=subprocess.DEVNULL) as server:
+    with running(["redis-server", "--port", PORT, "--bind", "127.0.0.1", "--dir", place, "--save", "", "--appendonly", "no"],
+                 stdout=subprocess.DEVNULL) as server:
         until(lambda: listens(PORT), "redis")
         sockets = [socket.create_connection(("127.0.0.1", PORT), timeout=60) for _ in range(CLIENTS)]
         files = [s.makefile("rb") for s in sockets]

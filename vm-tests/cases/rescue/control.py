@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "harness"))
-from points import BUILD, equal, main, run  # noqa: E402
+from points import BUILD, equal, main, run, running  # noqa: E402
 
 RESCUECTL = BUILD / "userspace/userspace/rescue/rescuectl"
 COMPLETION = Path(os.environ["PERDURE_TOP"]) / "userspace/rescue/rescuectl.bash"
@@ -260,9 +260,8 @@ def whose() -> None:
     assert "Permission denied" in text and "for root" not in text, text
     assert "cannot be the name" in ctl("add", PROGRAM, "a b", "--value", 1, ok=2)
     # It is mapped, so that the kernel sees that there is a breakpoint already
-    with subprocess.Popen([PROGRAM]) as process:
+    with running([PROGRAM]):
         assert "Invalid argument: the kernel cannot put a breakpoint at its beginning" in ctl("add", PROGRAM, "trap", "--value", 1, ok=1)
-        process.kill()
     ctl("add", PROGRAM, "plain", "--value", 1, "--name", "roots")
     equal(ctl("list", user=65534).count("\n"), 1)
     assert "no point roots" in ctl("remove", "roots", ok=1, user=65534)
@@ -329,7 +328,7 @@ def tried() -> None:
         ctl(*words, ok=2)
     # It ends by what ends it, and takes everything away
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):
-        with subprocess.Popen([RESCUECTL, "test", PROGRAM, "plain", "--value", "1", "--", PROGRAM], stdout=subprocess.PIPE, text=True) as process:
+        with running([RESCUECTL, "test", PROGRAM, "plain", "--value", 1, "--", PROGRAM], stdout=subprocess.PIPE) as process:
             while "plain" not in ctl("list"):
                 assert process.poll() is None
             process.send_signal(number)
@@ -339,7 +338,7 @@ def tried() -> None:
     # No run begins any more
     ready = PLACE / "ready"
     words = [RESCUECTL, "suggest", PROGRAM, "--", "sh", "-c", f"{PROGRAM} s3; touch {ready}; exec sleep 60"]
-    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
+    with running(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as process:
         while not ready.exists():
             assert process.poll() is None
             time.sleep(0.05)
