@@ -1154,14 +1154,14 @@ ROLE(leaves)
 	return 0;
 }
 
-/* One writes 1 MiB to each file, outside of the cgroup; returns its process. */
+/* One writes to each file, outside of the cgroup: 1 MiB, and what is read after an error at the end of that. Returns its process. */
 static pid_t feeds(int fd[][2], int files)
 {
 	pid_t pid = t_fork();
 
 	if (!pid) {
 		for (int f = 0; f < files; f++)
-			for (int at = 0; at < 1 << 20; at += 8192)
+			for (int at = 0; at < (1 << 20) + 2 * 8192; at += 8192)
 				feed(fd[f][1], 8192, at);
 		_exit(0);
 	}
