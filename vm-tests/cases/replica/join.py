@@ -4,9 +4,10 @@
 
 import select
 import socket
+import time
 
-from hosts import (ABANDON, ALONE, JOIN, MUTED, OFF, PRIMARY, PROMOTE, SET, V4, Hosts, batch, equal, main, nft, read, service, state,
-                   wait)
+from hosts import (ABANDON, ALONE, GATE, JOIN, LEAVE, MUTED, OFF, PRIMARY, PROMOTE, SET, UNGATED, V4, Hosts, batch, equal, main, nft, read,
+                   service, state, sysctl, wait)
 
 OFFERS = 128            # at a time
 # The reports of a host, but not what it passes on
@@ -307,5 +308,92 @@ def unconfirmed() -> None:
             equal(read(client, 5), b"third")
 
 
+def asked_once(hosts: Hosts) -> tuple[socket.socket, ...]:
+    """A connection that both have, and that is idle."""
+    client, a, b = hosts.pair()
+    client.sendall(b"one")
+    equal(read(a, 3) + read(b, 3), b"oneone")
+    for s in (a, b):
+        s.sendall(b"first")
+    equal(read(client, 5), b"first")
+    # The last acknowledgment has come
+    wait("idle", lambda: not a.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 104)[24:28].strip(b"\0"))
+    return client, a, b
+
+
+def left() -> None:
+    """One that a server has left gets no copy, until its server says that a request may have one"""
+    for asks in ("primary", "muted"):
+        with service() as hosts:
+            _, a, b = asked_once(hosts)
+            hosts.call(asks, LEAVE, on=a if asks == "primary" else b)
+            wait("alone", lambda: state(a)["role"] == ALONE)
+            for flags in (None, UNGATED):
+                if flags:
+                    hosts.call("primary", GATE, on=a, flags=flags)
+                hosts.call("primary", JOIN)
+                equal(hosts.count("primary", "joins_sent"), 0)
+            hosts.call("primary", GATE, on=a)
+            hosts.call("primary", JOIN)
+            equal(state(hosts.accept("muted"))["role"], MUTED)
+            wait("protected", lambda: state(a)["role"] == PRIMARY)
+
+
+def gate_of_the_next() -> None:
+    """What one copy was not to be waited for, the next one is"""
+    with service() as hosts:
+        client, a, b = asked_once(hosts)
+        hosts.call("primary", GATE, on=a, flags=UNGATED)
+        b.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
+        b.close()
+        wait("alone", lambda: state(a)["role"] == ALONE)
+        hosts.call("primary", JOIN)
+        b = hosts.accept("muted")
+        wait("protected", lambda: state(a)["role"] == PRIMARY)
+        equal(state(a)["flags"], 0)
+        client.sendall(b"two")
+        equal(read(a, 3) + read(b, 3), b"twotwo")
+        a.sendall(b"second")
+        wait("it waits", lambda: state(a)["unsent"] == 6)
+        b.sendall(b"second")
+        equal(read(client, 6), b"second")
+
+
+def ended_idle() -> None:
+    """A copy whose server has ended it is none: it is given up after the service's patience, and the next one is one"""
+    with service(patience=500) as hosts:
+        client, a, b = asked_once(hosts)
+        b.close()
+        start = time.monotonic()
+        while state(a)["role"] == PRIMARY:
+            hosts.call("primary", JOIN)
+            assert time.monotonic() < start + 10, "it counts as a copy"
+            time.sleep(0.05)
+        assert time.monotonic() > start + 0.4
+        equal((state(a)["role"], hosts.count("primary", "joins_sent")), (ALONE, 0))
+        hosts.call("primary", JOIN)
+        b = hosts.accept("muted")
+        wait("protected", lambda: state(a)["role"] == PRIMARY)
+        client.sendall(b"two")
+        equal(read(a, 3) + read(b, 3), b"twotwo")
+
+
+def not_sent() -> None:
+    """A host's limit of what is not sent does not count for a muted server, all of whose answer is not"""
+    with service() as hosts:
+        sysctl("muted", tcp_notsent_lowat=16384)
+        client, a, b = asked_once(hosts)
+        client.sendall(b"two")
+        equal(read(a, 3) + read(b, 3), b"twotwo")
+        b.setblocking(False)
+        equal(b.send(bytes(100000)), 100000)
+        equal(b.send(bytes(100000)), 100000)
+        a.sendall(bytes(200000))
+        equal(read(client, 200000), bytes(200000))
+        hosts.cut("primary")
+        hosts.bury("primary")
+        equal(b.getsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT), 0)
+
+
 if __name__ == "__main__":
-    main(answered_again, opened_alone, within_a_request, within_an_answer, speaks_first, deferred, some_at_a_time, unconfirmed)
+    main(left, gate_of_the_next, ended_idle, not_sent, answered_again, opened_alone, within_a_request, within_an_answer, speaks_first, deferred, some_at_a_time, unconfirmed)

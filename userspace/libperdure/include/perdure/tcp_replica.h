@@ -38,9 +38,11 @@ enum tcp_replica_role {
  *	word, since the peer has them; new ones are ordinary.
  * @TCP_REPLICA_JOIN: The connections of the service that are alone and idle get a copy on the peer,
  *	which is the muted one. To be repeated, for those that are busy.
- * @TCP_REPLICA_GATE: Sets or clears TCP_REPLICA_UNGATED of this socket's own connection.
+ * @TCP_REPLICA_GATE: Sets or clears TCP_REPLICA_UNGATED of this socket's own connection. A new
+ *	copy begins with it cleared.
  * @TCP_REPLICA_LEAVE: One host gives up its copy of this socket's own connection: the muted one.
- *	The primary goes on alone as soon as its peer has agreed.
+ *	The primary goes on alone as soon as its peer has agreed. TCP_REPLICA_JOIN does not give it
+ *	a new one before its server clears TCP_REPLICA_UNGATED.
  */
 enum tcp_replica_op {
 	TCP_REPLICA_SET,
