@@ -26,6 +26,7 @@ struct parser {
 	struct config *c;
 	FILE *f;
 	int line, wrong_line;	/* that is being read, that is wrong */
+	bool kept;		/* it is one of our own */
 	char what[ERROR_MAX / 2];
 };
 
@@ -158,10 +159,22 @@ static int host_option(struct parser *p, const char *name, const char *value)
 	return wrong(p, "[host] has no option %s", name);
 }
 
+static bool parse_key(const char *text, uint8_t key[KEY_SIZE])
+{
+	if (strlen(text) != 2 * KEY_SIZE || strspn(text, "0123456789abcdefABCDEF") != 2 * KEY_SIZE || strspn(text, "0") == 2 * KEY_SIZE)
+		return false;
+	for (unsigned int i = 0; i < KEY_SIZE; i++) {
+		const char digits[] = { text[2 * i], text[2 * i + 1], 0 };
+
+		key[i] = strtoul(digits, NULL, 16);
+	}
+	return true;
+}
+
 /* Who can read it can speak for the peer, and forge its packets */
 static int read_key(struct parser *p, struct service_config *s, const char *path)
 {
-	char text[2 * KEY_SIZE + 2] = "";
+	char text[2 * KEY_SIZE + 3] = "";
 	int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
 	struct stat st;
 	ssize_t n;
@@ -173,21 +186,15 @@ static int read_key(struct parser *p, struct service_config *s, const char *path
 			close(fd);
 		return wrong(p, "key_file = %s: %s", path, strerror(errno));
 	}
-	n = read(fd, text, sizeof(text));
+	n = read(fd, text, sizeof(text) - 1);
 	close(fd);
 	if (st.st_mode & 077 || (st.st_uid && st.st_uid != geteuid()))
 		return wrong(p, "key_file = %s: others can read or change it: it must be root's, mode 0600", path);
 	while (n > 0 && (text[n - 1] == '\n' || text[n - 1] == ' '))
 		text[--n] = 0;
-	if (n != 2 * KEY_SIZE || strspn(text, "0123456789abcdefABCDEF") != 2 * KEY_SIZE || strspn(text, "0") == 2 * KEY_SIZE)
-		return wrong(p, "key_file = %s: not %u hexadecimal digits (`takeoverctl key` makes them)", path, 2 * KEY_SIZE);
-	for (unsigned int i = 0; i < KEY_SIZE; i++) {
-		const char digits[] = { text[2 * i], text[2 * i + 1], 0 };
-
-		s->key[i] = strtoul(digits, NULL, 16);
-	}
-	s->has_key = true;
-	return 1;
+	s->has_key = n == 2 * KEY_SIZE && parse_key(text, s->key);
+	explicit_bzero(text, sizeof(text));
+	return s->has_key ? 1 : wrong(p, "key_file = %s: not %u hexadecimal digits (`takeoverctl key` makes them)", path, 2 * KEY_SIZE);
 }
 
 static int service_option(struct parser *p, struct service_config *s, const char *name, const char *value)
@@ -231,6 +238,8 @@ static int service_option(struct parser *p, struct service_config *s, const char
 	}
 	if (!strcmp(name, "key_file"))
 		return read_key(p, s, value);
+	if (p->kept && !strcmp(name, "key"))
+		return s->has_key = parse_key(value, s->key);
 	if (!strcmp(name, "patience"))
 		return set_time(p, &s->patience, name, value, 100 * MS, 3600 * SECOND);
 	if (!strcmp(name, "manage_address"))
@@ -278,6 +287,12 @@ static int handle(void *arg, const char *section, const char *name, const char *
 	return s && service_option(p, s, name, value);
 }
 
+static const char *lacks(const struct service_config *s)
+{
+	return !s->at.family ? "address" : !s->at.port ? "port" : !s->peer.any.sa_family ? "peer" : !s->peer_log.any.sa_family ? "peer_log" :
+	       !*s->interface ? "interface" : !s->has_key ? "key_file" : !s->has_role ? "role" : NULL;
+}
+
 /* What only the whole file shows */
 static void check(struct parser *p)
 {
@@ -289,12 +304,8 @@ static void check(struct parser *p)
 	if (!c->services)
 		wrong(p, "there is no [service NAME]");
 	LL_FOREACH(c->services, s) {
-		const char *lacks = !s->at.family ? "address" : !s->at.port ? "port" : !s->peer.any.sa_family ? "peer" :
-				    !s->peer_log.any.sa_family ? "peer_log" : !*s->interface ? "interface" :
-				    !s->has_key ? "key_file" : !s->has_role ? "role" : NULL;
-
-		if (lacks) {
-			wrong(p, "[service %s] wants a %s", s->name, lacks);
+		if (lacks(s)) {
+			wrong(p, "[service %s] wants a %s", s->name, lacks(s));
 			return;
 		}
 		if (s->peer.any.sa_family != s->at.family)
@@ -355,6 +366,38 @@ int config_read(struct config *config, const char *path, char error[ERROR_MAX])
 	else
 		snprintf(error, ERROR_MAX, "%s: %s", path, p.what);
 	return -1;
+}
+
+#define KEPT	"kept"
+
+int config_keep(const struct service_config *s, FILE *f)
+{
+	fprintf(f, "[service " KEPT "]\naddress = %s\nport = %u\nrole = %s\npeer = %s\npeer_log = %s\ninterface = %s\npatience = %llums\n"
+		"join = %s\nmanage_address = %s\nkey = ", endpoint_text(&s->at), ntohs(s->at.port), s->backup ? "backup" : "primary",
+		address_text(&s->peer, false), address_text(&s->peer_log, true), s->interface, (unsigned long long)(s->patience / MS),
+		s->join ? "yes" : "no", s->manage_address ? "yes" : "no");
+	for (unsigned int i = 0; i < KEY_SIZE; i++)
+		fprintf(f, "%02x", s->key[i]);
+	return fputc('\n', f) == EOF ? -1 : 0;
+}
+
+struct service_config *config_kept(const char *path, const char *name)
+{
+	struct config c = { 0 };
+	struct parser p = { .c = &c, .f = fopen(path, "re"), .kept = true };
+	struct service_config *s = NULL;
+
+	if (!p.f)
+		return NULL;
+	if (!ini_parse_stream(next_line, &p, handle, &p) && !*p.what && c.services && !lacks(c.services) && strlen(name) < NAME_SIZE) {
+		s = c.services;
+		c.services = s->next;
+		s->next = NULL;
+		strcpy(s->name, name);
+	}
+	fclose(p.f);
+	config_free(&c);
+	return s;
 }
 
 void config_free(struct config *config)

@@ -6,6 +6,7 @@
 #include <net/if.h>
 #include <stdbool.h>
 #include <stdint.h>
+#include <stdio.h>
 #include <sys/socket.h>
 
 #include "wire.h"
@@ -43,6 +44,11 @@ struct config {
 /* 0, or -1 and @error says what is wrong, and where */
 int config_read(struct config *config, const char *path, char error[ERROR_MAX]);
 void config_free(struct config *config);
+
+/* A service as it was in the file, with its key, and without its name: for who finds it taken out of the file. -1: @f has failed */
+int config_keep(const struct service_config *s, FILE *f);
+/* NULL: nobody has kept it at @path */
+struct service_config *config_kept(const char *path, const char *name);
 
 /* "192.0.2.1", "2001:db8::1", "fe80::1%eth0"; with a port as "192.0.2.1:80", "[2001:db8::1]:80" */
 bool address_parse(const char *text, bool port, union address *address);

@@ -159,7 +159,7 @@ static void promoted(void *arg, int status, const char *text)
 /* @name: one, or all */
 static bool named(const struct service *svc, const char *name)
 {
-	return !strcmp(name, "all") || !strcmp(name, svc->c->name);
+	return !svc->left && (!strcmp(name, "all") || !strcmp(name, svc->c->name));
 }
 
 static void command_promote(struct client *client, const char *name)
@@ -194,6 +194,8 @@ static const char *command_protect(struct service *svc, const char *peer, const 
 	switch (service_protect(svc)) {
 	case PROTECTION_REFUSED:
 		return "the address is not on this host: it is asked at the host that the address points to\n";
+	case PROTECTION_LEAVING:
+		return "it is not in the file any more\n";
 	case PROTECTION_LATER:
 		*later = true;
 		return "";

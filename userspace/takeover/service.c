@@ -15,6 +15,7 @@
  * A host that stood still for a while may have been given up meanwhile, and cannot know it: in the second after that, it waits for an answer.
  */
 #include <arpa/inet.h>
+#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <ifaddrs.h>
@@ -52,6 +53,7 @@
 #define JOIN_US		200000
 #define RULES_AGAIN_NS	(5 * SECOND_NS)
 #define SILENT_ASKS	3
+#define LEAVE_NS	(10 * SECOND_NS)	/* nobody has died: there is time to ask the peer */
 #define STATE_SIZE	512	/* of a file, always */
 #define ANNOUNCEMENTS	4	/* one may get lost, or come before a switch has learnt where we are */
 
@@ -156,6 +158,17 @@ static void walk_keep(struct service *svc, struct kernel_job *job)
 	if (svc->walk)
 		job_put(svc->walk);
 	svc->walk = job;
+}
+
+static struct endpoint endpoint_of(const union address *address)
+{
+	struct endpoint at = { .family = address->any.sa_family, .port = ((const struct sockaddr_in *)address)->sin_port };
+
+	if (at.family == AF_INET)
+		memcpy(at.address, &((const struct sockaddr_in *)address)->sin_addr, 4);
+	else
+		memcpy(at.address, &((const struct sockaddr_in6 *)address)->sin6_addr, 16);
+	return at;
 }
 
 static void walk_look(struct service *svc, uint64_t now)
@@ -267,28 +280,45 @@ static void kernel_read(void)
 		fclose(f);
 }
 
-/* One that is not in the file any more would stay as it was, and a muted one be silent until the host is started anew */
+/*
+ * One that is not in the file any more, and of which nothing else is known, would stay as it was. A muted one has the clients' packets: its
+ * connections go on here, since nobody copies them to the peer any more. The peer cannot be asked.
+ */
 static void kernel_leave(void)
 {
 	FILE *f = fopen("/proc/net/tcp_replica", "re");
-	char *line = NULL, at[64], role[16];
-	struct tcp_replica arg;
+	char *line = NULL, *role, at[64];
 	union address address;
+	struct service *svc;
 	size_t room = 0;
+	bool muted;
+	int err;
 
 	while (f && getline(&line, &room, f) > 0) {
-		if (kernel_line(line) || sscanf(line, SERVICE_LINE "%63s role=%15s", at, role) != 2 || !strcmp(role, "off") ||
-		    !address_parse(at, true, &address))
+		role = strstr(line, " role=");
+		if (!role || kernel_line(line) || sscanf(line, SERVICE_LINE "%63s", at) != 1 || !address_parse(at, true, &address))
 			continue;
-		say(LOG_WARNING, "%s is not in the file any more, and was %s: its new connections are ordinary ones", at, role);
-		arg = (struct tcp_replica){ .op = TCP_REPLICA_SET, .role = TCP_REPLICA_OFF, .family = address.any.sa_family };
-		arg.port = ((struct sockaddr_in *)&address)->sin_port;
-		if (arg.family == AF_INET)
-			memcpy(arg.address, &((struct sockaddr_in *)&address)->sin_addr, 4);
-		else
-			memcpy(arg.address, &((struct sockaddr_in6 *)&address)->sin6_addr, 16);
-		if (setsockopt(kernel, IPPROTO_TCP, TCP_REPLICA, &arg, sizeof(arg)))
-			say(LOG_ERR, "%s: the kernel does not leave it: %s", at, strerror(errno));
+		role += strlen(" role=");
+		role[strcspn(role, " \n")] = 0;
+		if (!strcmp(role, "off"))
+			continue;
+		muted = !strcmp(role, "muted");
+		say(LOG_WARNING, "%s is not in the file any more, and was %s: %s its new connections are ordinary ones", at, role,
+		    muted ? "this host goes on with those that it shares, and cannot tell the peer;" : "");
+		svc = must_alloc(sizeof(*svc));
+		svc->c = must_alloc(sizeof(*svc->c));
+		snprintf(svc->c->name, sizeof(svc->c->name), "%s", at);
+		svc->c->at = endpoint_of(&address);
+		svc->peer.any.sa_family = svc->c->at.family;
+		err = muted ? kernel_op(svc, TCP_REPLICA_PROMOTE, 0) : 0;
+		if (!err)
+			err = kernel_op(svc, TCP_REPLICA_SET, TCP_REPLICA_OFF);
+		if (err)
+			say(LOG_ERR, "%s: the kernel does not leave it: %s", at, strerror(err));
+		if (svc->walk)
+			job_put(svc->walk);
+		free(svc->c);
+		free(svc);
 	}
 	free(line);
 	if (f)
@@ -590,11 +620,11 @@ static void address_place(struct service *svc)
 
 /* What is kept. */
 
-static void state_path(const struct service *svc, const char *what, char path[PATH_MAX])
+static void state_path(const char *service, const char *what, char path[PATH_MAX])
 {
 	char name[NAME_SIZE + 8];
 
-	snprintf(name, sizeof(name), "%s.%s", svc->c->name, what);
+	snprintf(name, sizeof(name), "%s.%s", service, what);
 	control_beside(name, path);
 }
 
@@ -613,18 +643,43 @@ static void this_life(char text[64])
 	snprintf(text, 64, "%s/%" PRIu64, boot, (uint64_t)st.st_ino);
 }
 
+/* So that it can be left in peace when it is not in the file any more: its connections are with both hosts then */
+static bool config_save(const struct service *svc)
+{
+	char path[PATH_MAX], new[PATH_MAX + 8];
+	bool kept = false;
+	int fd;
+	FILE *f;
+
+	state_path(svc->c->name, "kept", path);
+	snprintf(new, sizeof(new), "%s.new", path);
+	unlink(new);
+	fd = open(new, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
+	f = fd >= 0 ? fdopen(fd, "w") : NULL;
+	if (f) {
+		kept = !config_keep(svc->c, f);
+		kept &= !fclose(f) && !rename(new, path);
+	} else if (fd >= 0) {
+		close(fd);
+	}
+	if (!kept)
+		say(LOG_ERR, "%s: %s", path, strerror(errno));
+	return kept;
+}
+
 static void state_save(const struct service *svc)
 {
 	char path[PATH_MAX], new[PATH_MAX + 8], life[64], peer[128], log[128], line[STATE_SIZE + 1];
 	FILE *f;
 	int fd;
 
-	state_path(svc, "state", path);
+	state_path(svc->c->name, "state", path);
 	this_life(life);
 	/* What is the file's may change with it */
 	snprintf(peer, sizeof(peer), "%s", memcmp(&svc->peer, &svc->c->peer, sizeof(svc->peer)) ? address_text(&svc->peer, false) : "-");
 	snprintf(log, sizeof(log), "%s", memcmp(&svc->peer_log, &svc->c->peer_log, sizeof(svc->peer_log)) ? address_text(&svc->peer_log, true) : "-");
-	snprintf(line, sizeof(line), "%s %s %" PRIu64 " %s %s %s", state_name(svc), svc->backup ? "backup" : "primary", svc->epoch, peer, log, life);
+	snprintf(line, sizeof(line), "%s %s %" PRIu64 " %s %s %s %s", state_name(svc), svc->backup ? "backup" : "primary", svc->epoch, peer, log, life,
+		 svc->known ? "known" : "-");
 	memset(line + strlen(line), ' ', STATE_SIZE - strlen(line));
 	line[STATE_SIZE - 1] = '\n';
 	/* In its place, which a full file system has still room for */
@@ -634,7 +689,7 @@ static void state_save(const struct service *svc)
 	if (fd >= 0)
 		close(fd);
 	/* Where the address belongs: at the host that goes on alone, then at the backup. In one step: nobody reads half of it. */
-	state_path(svc, "claim", path);
+	state_path(svc->c->name, "claim", path);
 	snprintf(new, sizeof(new), "%s.new", path);
 	f = fopen(new, "we");
 	if (f)
@@ -643,22 +698,20 @@ static void state_save(const struct service *svc)
 		say(LOG_ERR, "%s: %s", path, strerror(errno));
 }
 
-static void state_load(struct service *svc)
+/* What it was, under the name that it had */
+static void state_load(struct service *svc, const char *name)
 {
-	char path[PATH_MAX], state[16], role[16], peer[128], log[128], life[64], now[64];
+	char path[PATH_MAX], state[16], role[16], peer[128], log[128], life[64], now[64], known[16] = "-";
 	union address peer_address = svc->c->peer, log_address = svc->c->peer_log;
 	uint64_t epoch;
 	FILE *f;
 
 	this_life(now);
-	svc->backup = svc->c->backup;
-	svc->peer = svc->c->peer;
-	svc->peer_log = svc->c->peer_log;
-	state_path(svc, "state", path);
+	state_path(name, "state", path);
 	f = fopen(path, "re");
 	if (!f)
 		return;
-	if (fscanf(f, "%15s %15s %" SCNu64 " %127s %127s %63s", state, role, &epoch, peer, log, life) != 6 ||
+	if (fscanf(f, "%15s %15s %" SCNu64 " %127s %127s %63s %15s", state, role, &epoch, peer, log, life, known) < 6 ||
 	    (strcmp(peer, "-") && !address_parse(peer, false, &peer_address)) || (strcmp(log, "-") && !address_parse(log, true, &log_address))) {
 		say(LOG_ERR, "%s: it cannot be read: what the service was is not known", path);
 	} else if (!strcmp(life, now)) {
@@ -666,11 +719,23 @@ static void state_load(struct service *svc)
 		svc->backup = !strcmp(role, "backup");
 		svc->peer = peer_address;
 		svc->peer_log = log_address;
+		svc->known = !strcmp(known, "known");
 		for (unsigned int i = 0; i < sizeof(state_names) / sizeof(state_names[0]); i++)
 			if (!strcmp(state, state_names[i]))
 				svc->state = i;
 	}
 	fclose(f);
+}
+
+static struct service *service_new(struct service_config *c)
+{
+	struct service *svc = must_alloc(sizeof(*svc));
+
+	svc->c = c;
+	svc->backup = c->backup;
+	svc->peer = c->peer;
+	svc->peer_log = c->peer_log;
+	return svc;
 }
 
 /* Changes. */
@@ -693,7 +758,7 @@ static void event(const struct service *svc, int level, const char *outcome, con
 static void change(struct service *svc, enum state state, const char *cause, uint64_t since)
 {
 	svc->state = state;
-	svc->protect = svc->split = svc->had_address = svc->displaced = false;
+	svc->protect = svc->known = svc->split = svc->had_address = svc->displaced = false;
 	svc->asked_at = 0;
 	state_save(svc);
 	if (state == PROTECTED)
@@ -826,6 +891,15 @@ static bool asleep_lately(uint64_t now)
 	return woken_at && now - woken_at < SECOND_NS;
 }
 
+/* That this host is alone, so that it does not go on itself */
+static void peer_knows(struct service *svc)
+{
+	if (svc->state != ALONE || svc->known)
+		return;
+	svc->known = true;
+	state_save(svc);
+}
+
 static void claim_answered(struct service *svc, unsigned int which, int error, const struct peer_message *answer)
 {
 	struct claim *claim = svc->claim;
@@ -835,10 +909,12 @@ static void claim_answered(struct service *svc, unsigned int which, int error, c
 		peer_heard(svc, answer);
 		if (svc->claim != claim)
 			return;
-		if (answer->verb == VERB_YES)
+		if (answer->verb == VERB_YES) {
 			claim_won(svc, "agreed with the peer");
-		else
+			peer_knows(svc);
+		} else {
 			claim_lost(svc, answer->epoch);
+		}
 	} else {
 		asked_in_vain(svc, error);	/* and asked again, until the deadline */
 	}
@@ -883,11 +959,28 @@ static void claim_patient(struct service *svc, uint64_t now)
 		svc->claim->deadline = woken_at + SECOND_NS;
 }
 
+/* One that leaves has asked for itself */
+static void left(void *arg, int status, const char *text)
+{
+	struct service *svc = arg;
+
+	(void)text;
+	svc->leave_after = status ? now_ns() + LEAVE_NS : 0;
+}
+
 void service_promote(struct service *svc, done_fn done, void *arg)
 {
 	const uint64_t now = now_ns();
 	char text[NAME_SIZE + 64 + sizeof(still_walking)];
 
+	/* And is in a hurry now */
+	if (svc->claim && svc->claim->done == left) {
+		svc->claim->done = done;
+		svc->claim->arg = arg;
+		svc->claim->deadline = now + config.arbitrate;
+		claim_patient(svc, now);
+		return;
+	}
 	if (svc->state == ALONE || svc->claim) {
 		snprintf(text, sizeof(text), "%s: it %s promoted%s\n", svc->c->name, svc->claim ? "is being" : "has been",
 			 !svc->claim && svc->walk ? still_walking : "");
@@ -979,6 +1072,8 @@ static void peer_heard(struct service *svc, const struct peer_message *m)
 	svc->peer_state = m->state < sizeof(state_names) / sizeof(state_names[0]) ? m->state : WAITING;
 	svc->peer_epoch = m->epoch;
 	settings_compare(svc, m);
+	if (svc->peer_state == WAITING || svc->peer_state == ABANDONED)
+		peer_knows(svc);
 	if (split && !svc->split)
 		event(svc, LOG_CRIT, "split", "split: both hosts have been promoted: `takeoverctl abandon` one of them", 0);
 	svc->split = split;
@@ -1020,7 +1115,7 @@ static bool address_here(const struct service *svc)
 /* The backup at first, and when its peer's host has been started anew; one that is alone when it is asked to */
 static bool wants_protection(const struct service *svc)
 {
-	if (!address_here(svc))
+	if (svc->leaving || !address_here(svc))
 		return false;
 	if (svc->state == ALONE)
 		return svc->protect;
@@ -1076,7 +1171,7 @@ void service_asked(struct service *svc, struct peer_message *m)
 		 * agrees when the address is the peer's again anyway.
 		 */
 		address_watch(svc);
-		may = (svc->state != ALONE || (svc->displaced && asked.state != ALONE)) && !svc->claim && asking != svc &&
+		may = !svc->leaving && (svc->state != ALONE || (svc->displaced && asked.state != ALONE)) && !svc->claim && asking != svc &&
 		      !(svc->state == PROTECTED && svc->backup);
 		/* What this host has left of before, the peer has gone on with */
 		if (may && asked.state == ALONE)
@@ -1127,6 +1222,8 @@ enum protection service_protect(struct service *svc)
 {
 	const bool here = address_here(svc);
 
+	if (svc->leaving)
+		return PROTECTION_LEAVING;
 	if (!here && svc->state != ALONE)
 		return PROTECTION_REFUSED;
 	svc->protect = true;
@@ -1168,18 +1265,65 @@ static void service_ask(struct service *svc, uint64_t now)
 		asking = svc;
 }
 
+static void service_forget(const char *name)
+{
+	char path[PATH_MAX];
+
+	/* Not what it claims: whoever looks after its address still looks there */
+	state_path(name, "kept", path);
+	unlink(path);
+	state_path(name, "state", path);
+	unlink(path);
+}
+
+/*
+ * One that is not in the file any more. While both hosts have its connections, it stays what it was: its packets are copied, and its peer
+ * is answered. The muted one has the packets of its clients, so it goes on alone: its peer is asked, and given time, since nobody has
+ * died. The primary waits for its peer to do so. A host that has gone on leaves when its peer knows it.
+ */
+static void service_leave(struct service *svc, uint64_t now)
+{
+	if (svc->state == PROTECTED) {
+		if (svc->backup && !svc->claim && now >= svc->leave_after) {
+			service_promote(svc, left, svc);
+			svc->claim->deadline = now + LEAVE_NS;
+		}
+		return;
+	}
+	if (svc->walk || svc->claim)
+		return;
+	if (!svc->off) {
+		const int err = kernel_op(svc, TCP_REPLICA_SET, TCP_REPLICA_OFF);
+
+		svc->off = true;
+		if (err && err != ENOENT && err != ENOPROTOOPT)
+			say(LOG_ERR, "%s: the kernel does not leave it: %s", svc->c->name, strerror(err));
+	}
+	if (svc->state == ALONE && !svc->known)
+		return;
+	service_forget(svc->c->name);
+	svc->left = true;
+	say(LOG_NOTICE, "%s: it has been left: its connections are ordinary ones", svc->c->name);
+}
+
 void services_tick(uint64_t now)
 {
 	struct service *svc;
 
 	LL_FOREACH(services, svc) {
+		if (svc->left)
+			continue;
 		if (svc->claim)
 			claim_tick(svc, now);
 		walk_look(svc, now);
+		if (svc->leaving)
+			service_leave(svc, now);
+		if (svc->left)
+			continue;
 		if (!svc->asked_at || (now > svc->asked_at && now - svc->asked_at >= SECOND_NS)) {
 			service_ask(svc, now);
 			/* Those that one host alone has, and that are idle now */
-			if (svc->state == PROTECTED && svc->c->join && !svc->joining) {
+			if (svc->state == PROTECTED && svc->c->join && !svc->joining && !svc->leaving) {
 				svc->joining = true;
 				kernel_op(svc, TCP_REPLICA_JOIN, 0);
 			}
@@ -1202,38 +1346,157 @@ void services_settle(void)
 		}
 }
 
-int services_start(void)
+/* Of all that have been kept, by their names */
+static struct service_config *kept_read(void)
 {
-	struct service_config *c;
-	struct service *svc;
+	struct service_config *all = NULL, *one, *other;
+	char path[PATH_MAX], name[NAME_SIZE];
+	struct dirent *entry;
+	char *end;
+	DIR *dir;
+
+	control_beside("", path);
+	dir = opendir(path);
+	while (dir && (entry = readdir(dir))) {
+		end = strrchr(entry->d_name, '.');
+		if (!end || strcmp(end, ".kept") || end - entry->d_name >= NAME_SIZE)
+			continue;
+		snprintf(name, sizeof(name), "%.*s", (int)(end - entry->d_name), entry->d_name);
+		state_path(name, "kept", path);
+		one = config_kept(path, name);
+		if (!one) {
+			say(LOG_ERR, "%s: it cannot be read", path);
+			continue;
+		}
+		LL_FOREACH(all, other)
+			if (!memcmp(&other->at, &one->at, sizeof(one->at)))
+				break;
+		if (other)
+			free(one);
+		else
+			LL_APPEND(all, one);
+	}
+	if (dir)
+		closedir(dir);
+	return all;
+}
+
+/* Another one may have its name by now */
+static void leaving_name(struct service *svc)
+{
+	char name[NAME_SIZE];
+
+	snprintf(name, sizeof(name), "%s", svc->c->name);
+	for (unsigned int i = 1; service_by_name(svc->c->name); i++)
+		snprintf(svc->c->name, sizeof(svc->c->name), "%.*s.left%u", NAME_SIZE - 16, name, i);
+}
+
+/* The kernel has refused the file's peer or key, since it has connections of another one */
+static bool service_as_before(struct service *svc, const struct service_config *before)
+{
+	struct service_config *c = svc->c;
+
+	if (!before || (!memcmp(&before->peer, &c->peer, sizeof(c->peer)) && !memcmp(before->key, c->key, KEY_SIZE)))
+		return false;
+	if (!memcmp(&svc->peer, &c->peer, sizeof(c->peer)))
+		svc->peer = before->peer;
+	if (!memcmp(&svc->peer_log, &c->peer_log, sizeof(c->peer_log)))
+		svc->peer_log = before->peer_log;
+	c->peer = before->peer;
+	c->peer_log = before->peer_log;
+	memcpy(c->key, before->key, KEY_SIZE);
+	return svc->old = true;
+}
+
+static void service_start(struct service *svc, const struct service_config *before)
+{
+	uint32_t role = svc->backup ? TCP_REPLICA_MUTED : TCP_REPLICA_PRIMARY;
 	int err;
 
-	LL_FOREACH(config.services, c) {
-		svc = must_alloc(sizeof(*svc));
-		svc->c = c;
-		state_load(svc);
-		LL_APPEND(services, svc);
+	/* A program that is started anew finds the kernel as it was; what it finds otherwise is told to the peer as nothing known */
+	if (svc->state == PROTECTED) {
+		err = kernel_op(svc, TCP_REPLICA_SET, role);
+		if (err == EBUSY && service_as_before(svc, before)) {
+			say(LOG_ERR, "%s: it has connections with another peer or key than the file's, which it keeps: `takeoverctl promote` or `abandon` "
+			    "it, then start takeoverd anew", svc->c->name);
+			err = kernel_op(svc, TCP_REPLICA_SET, role);
+		}
+		if (err) {
+			say(LOG_ERR, "%s: the kernel keeps what it has: %s", svc->c->name, kernel_error(err));
+			if (err != EBUSY)
+				svc->state = WAITING;
+		}
+	} else if (svc->state != ABANDONED && !svc->leaving) {
+		kernel_alone(svc);
 	}
+}
+
+int services_start(void)
+{
+	struct service_config *kept = kept_read(), *c, *one, *next;
+	struct service *svc;
+
 	if (!kernel_there())
 		say(LOG_ERR, "this kernel has no TCP_REPLICA: no connection will be protected");
-	/* A program that is started anew finds the kernel as it was; what it finds otherwise is told to the peer as nothing known */
-	LL_FOREACH(services, svc)
-		if (svc->state == PROTECTED) {
-			err = kernel_op(svc, TCP_REPLICA_SET, svc->backup ? TCP_REPLICA_MUTED : TCP_REPLICA_PRIMARY);
-			if (err) {
-				say(LOG_ERR, "%s: the kernel keeps what it has: %s", svc->c->name, kernel_error(err));
-				if (err != EBUSY)
-					svc->state = WAITING;
-			}
-		} else if (svc->state != ABANDONED) {
-			kernel_alone(svc);
+	LL_FOREACH(config.services, c) {
+		svc = service_new(c);
+		LL_FOREACH(kept, one)
+			if (!memcmp(&one->at, &c->at, sizeof(c->at)))
+				break;
+		/* It may have had another name, and its name another one */
+		if (one) {
+			state_load(svc, one->name);
+		} else {
+			LL_FOREACH(kept, next)
+				if (!strcmp(next->name, c->name))
+					break;
+			if (!next)
+				state_load(svc, c->name);
 		}
+		LL_APPEND(services, svc);
+		service_start(svc, one);
+	}
+	LL_FOREACH_SAFE(kept, one, next) {
+		if (service_at(&one->at))
+			continue;
+		svc = service_new(one);
+		state_load(svc, one->name);
+		LL_DELETE(kept, one);
+		if (svc->state != PROTECTED && (svc->state != ALONE || svc->known)) {
+			if (!service_by_name(one->name))
+				service_forget(one->name);
+			free(svc);
+			free(one);
+			continue;
+		}
+		leaving_name(svc);
+		svc->leaving = true;
+		LL_APPEND(services, svc);
+		say(LOG_WARNING, "%s, port %u of %s, is not in the file any more: %s", svc->c->name, ntohs(svc->c->at.port), endpoint_text(&svc->c->at),
+		    svc->state == ALONE ? "the peer is to be told that this host is alone" :
+		    svc->backup ? "both hosts have its connections, and this host goes on with them: the peer is asked" :
+		    "both hosts have its connections: it stays until the peer goes on with them: `takeoverctl promote` it there");
+		service_start(svc, NULL);
+	}
 	kernel_leave();
 	if (nft_apply(true))
 		return -1;
+	/* Before anything is written in their place */
+	LL_FOREACH(services, svc)
+		if (svc->leaving) {
+			config_save(svc);
+			state_save(svc);
+		}
 	LL_FOREACH(services, svc) {
 		address_place(svc);
+		config_save(svc);
 		state_save(svc);
+	}
+	LL_FOREACH_SAFE(kept, one, next) {
+		if (!service_by_name(one->name))
+			service_forget(one->name);
+		explicit_bzero(one->key, sizeof(one->key));
+		free(one);
 	}
 	return 0;
 }
@@ -1243,7 +1506,8 @@ void services_stop(void)
 	struct service *svc;
 
 	LL_FOREACH(services, svc)
-		state_save(svc);
+		if (!svc->left)
+			state_save(svc);
 }
 
 /* Looking at it. */
@@ -1275,17 +1539,21 @@ json_t *services_status(void)
 	LL_FOREACH(services, svc) {
 		const uint64_t now = now_ns();
 		const bool alive = svc->alive_at && now - svc->alive_at < 3 * SECOND_NS;
-		json_t *counts = json_object();
+		json_t *counts;
 
+		if (svc->left)
+			continue;
+		counts = json_object();
 		if (svc->counts)
 			counts_add(counts, svc->counts);
 		json_array_append_new(all, json_pack(
-			"{s:s, s:s, s:i, s:s, s:s, s:I, s:{s:s, s:s, s:b, s:s}, s:b, s:b, s:b, s:b, s:b, s:I, s:I, s:I, s:I, s:o}",
+			"{s:s, s:s, s:i, s:s, s:s, s:I, s:{s:s, s:s, s:b, s:s}, s:b, s:b, s:b, s:b, s:b, s:b, s:I, s:I, s:I, s:I, s:o}",
 			"name", svc->c->name, "address", endpoint_text(&svc->c->at), "port", ntohs(svc->c->at.port), "state", state_shown(svc),
 			"role", svc->backup ? "backup" : "primary", "epoch", (json_int_t)svc->epoch,
 			"peer", "address", address_text(&svc->peer, false), "log", address_text(&svc->peer_log, true), "alive", alive,
 			"state", alive ? state_names[svc->peer_state] : "unknown",
 			"split", svc->split, "displaced", svc->displaced, "silent", svc->silent >= SILENT_ASKS, "settings_differ", svc->differs, "protect", wants_protection(svc),
+			"in_file", !svc->leaving && !svc->old,
 			"replies", (json_int_t)svc->replies, "executed", (json_int_t)svc->executed, "refused", (json_int_t)svc->refused,
 			"lost", (json_int_t)svc->lost, "kernel", counts));
 	}
@@ -1352,6 +1620,14 @@ unsigned int host_check(void (*found)(void *arg, const char *text), void *arg)
 	LL_FOREACH(services, svc)
 		if (svc->differs)
 			FOUND("[service %s]: TCP's settings are not those of the peer: the journal says which", svc->c->name);
+	LL_FOREACH(services, svc)
+		if (svc->leaving && svc->state == PROTECTED)
+			FOUND("[service %s]: it is not in the file any more, and both hosts have its connections: `takeoverctl promote` it at the host that the "
+			      "address points to", svc->c->name);
+	LL_FOREACH(services, svc)
+		if (svc->old)
+			FOUND("[service %s]: it keeps a peer or key that is not the file's: `takeoverctl promote` it at the host that the address points to, "
+			      "and start takeoverd anew", svc->c->name);
 #undef FOUND
 	return count;
 }

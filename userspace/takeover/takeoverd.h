@@ -62,6 +62,12 @@ struct service {
 	enum state state;
 	bool backup;			/* of PROTECTED: the muted one */
 	bool protect;			/* of ALONE: it has been asked to find a peer again */
+	bool known;			/* of ALONE: the peer knows it */
+	bool leaving;			/* it is not in the file any more */
+	bool off;			/* of one that is leaving: in the kernel it is no service any more */
+	bool left;			/* and the peer knows all that it has to */
+	uint64_t leave_after;		/* the kernel has not let it go just now */
+	bool old;			/* it keeps a peer, or a key, that is not the file's */
 	uint64_t epoch;			/* grows with each agreement and each promotion */
 	uint64_t agreed;		/* a peer that is alone in a later one is right */
 	union address peer, peer_log;
@@ -113,7 +119,7 @@ typedef void (*done_fn)(void *arg, int status, const char *text);
 void service_promote(struct service *svc, done_fn done, void *arg);
 bool service_abandon(struct service *svc);
 /* A host that is alone asks as soon as the address is on it; for another one without the address there is nothing to ask */
-enum protection { PROTECTION_ASKED, PROTECTION_LATER, PROTECTION_REFUSED };
+enum protection { PROTECTION_ASKED, PROTECTION_LATER, PROTECTION_REFUSED, PROTECTION_LEAVING };
 enum protection service_protect(struct service *svc);
 int service_set_peer(struct service *svc, const union address *peer, const union address *log);
 json_t *services_status(void);

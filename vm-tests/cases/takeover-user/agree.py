@@ -10,7 +10,7 @@ import subprocess
 import threading
 import time
 
-from takeover import CTL, MESON, PLACE, Host, end, equal, main, pair, run, wait
+from takeover import BACKUP, CTL, MESON, PLACE, PRIMARY, Host, end, equal, main, pair, run, wait
 
 PERDURECTL = MESON / "userspace/tools/perdurectl"
 
@@ -288,14 +288,15 @@ def started_anew() -> None:
     b.start()
     equal((b.state(), b.status()["epoch"], b.ops()[-1]), ("protected", 1, "set 2"))
     # What the file does not have any more is not left muted; what it has, is
-    services = "service service={0}:{1} role=muted patience_ms=1000 now_primary=0 now_muted={2} promoted=3\n"
+    services = "service service={0}:{1} peer=10.0.1.1:0 role=muted patience_ms=1000 now_primary=0 now_muted={2} promoted=3\n"
     b.kill()
     (b.place / "proc").write_text("".join(services.format("192.0.2.10", *which) for which in ((80, 7), (81, 8)))
                                   + services.format("[2001:db8::1]", 80, 9) + services.format("192.0.2.12", 80, 0).replace("muted", "off"))
     b.start()
     equal([line for line in b.text().splitlines() if "any more" in line],
-          [f"takeoverd: {at} is not in the file any more, and was muted: its new connections are ordinary ones" for at in ("192.0.2.10:81", "[2001:db8::1]:80")])
-    equal((b.ops()[-3:], b.status()["kernel"]["now_muted"], b.status()["kernel"]["promoted"]), (["set 2", "set 0", "set 0"], 7, 3))
+          [f"takeoverd: {at} is not in the file any more, and was muted: this host goes on with those that it shares, and cannot tell the peer; "
+           "its new connections are ordinary ones" for at in ("192.0.2.10:81", "[2001:db8::1]:80")])
+    equal((b.ops()[-5:], b.status()["kernel"]["now_muted"], b.status()["kernel"]["promoted"]), (["set 2", "promote", "set 0", "promote", "set 0"], 7, 3))
     (b.place / "proc").unlink()
     # The primary's host; then the backup's
     for host in (a, b):
@@ -305,6 +306,102 @@ def started_anew() -> None:
         host.start()
         wait("both agree", lambda: a.state() == b.state() == "protected" and a.status()["epoch"] == b.status()["epoch"] == epoch + 1)
     equal((a.status()["role"], b.status()["role"]), ("primary", "backup"))
+    end(a, b)
+
+
+def told(host: Host) -> list[list[str]]:
+    """What the kernel has been told of each port: the operation, the role, the port"""
+    return [line.split()[:3] for line in (host.place / "log").read_text().splitlines() if not line.startswith("join")]
+
+
+def taken_out() -> None:
+    """A service is taken out of the file, or is another one there: the muted host goes on with it, and its peer knows; nothing is left before"""
+    for port in "80", "81":
+        a, b = pair()
+        right = b.config.read_text()
+        changed = right.replace("port = 80", "port = 81")
+        if port == "80":
+            changed = changed.replace("[service web]", "[service other]")
+        b.config.write_text(changed)
+        assert b.process
+        b.process.send_signal(signal.SIGHUP)
+        time.sleep(0.2)
+        equal((b.state(), b.ops()), ("protected", ["set 3", "set 2"]))
+        # With nobody to ask, it stays what it was
+        cables(b, False)
+        b.kill()
+        b.start()
+        time.sleep(1.5)
+        equal(told(b)[2:], [["set", "3", "81"], ["set", "2", "80"]])
+        name = "web" if port == "80" else "web.left1"
+        equal((b.place / f"{name}.kept").stat().st_mode & 0o777, 0o600)
+        assert "dport 80 dup to 10.0.1.1" in b.sh("nft list table ip takeover") and "dport 81" not in b.sh("nft list table ip takeover")
+        assert f"{name}, port 80 of 192.0.2.10, is not in the file any more: both hosts have its connections" in b.text(), b.text()
+        assert "not in the file any more, and both hosts have" in b.ctl("check", ok=1) and "not in the file" in b.ctl("status")
+        assert "not in the file any more" in b.ctl("protect", name, ok=1)
+        cables(b, True)
+        wait("the peer knows", lambda: a.state() == "abandoned")
+        wait("it has been left", lambda: f"{name}: it has been left" in b.text())
+        equal(told(b)[4:], [["promote", "0", "80"], ["set", "0", "80"]])
+        equal((len(b.host_status()["services"]), (b.place / f"{name}.claim").read_text()), (1, "2\n"))
+        assert not list(b.place.glob(f"{name}.kept")) and not list(b.place.glob(f"{name}.state"))
+        wait("nothing is copied", lambda: "dport 80" not in b.sh("nft list table ip takeover"))
+        # It has gone for good, and can come back
+        b.config.write_text(right)
+        b.kill()
+        b.start()
+        wait("both are protected", lambda: a.state() == b.state() == "protected")
+        end(a, b)
+    # A host that is alone, and whose peer does not know, tells it; a cluster manager need not wait; another name is the same service
+    a, b = pair()
+    b.config.write_text(b.config.read_text().replace("[service web]", "[service shop]"))
+    b.kill()
+    b.start()
+    equal((b.status()["name"], b.state(), told(b)[-1]), ("shop", "protected", ["set", "2", "80"]))
+    b.config.write_text(b.config.read_text().replace("port = 80", "port = 81").replace("[service shop]", "[service other]"))
+    cables(b, False)
+    b.kill()
+    b.start()
+    start = time.monotonic()
+    assert "shop: this host goes on: unanswered" in b.ctl("promote", "shop")
+    assert time.monotonic() - start < 1
+    wait("no service in the kernel", lambda: told(b)[-1] == ["set", "0", "80"])
+    b.kill()
+    b.start()
+    cables(b, True)
+    wait("the peer knows", lambda: a.state() == "abandoned")
+    wait("it has been left", lambda: "shop: it has been left" in b.text())
+    end(a, b)
+
+
+def taken_out_primary() -> None:
+    """The primary's: it stays what it was until the peer goes on; and one whose peer is another one in the file keeps the old one"""
+    a, b = pair()
+    right = a.config.read_text()
+    a.config.write_text(right.replace("port = 80", "port = 81").replace("[service web]", "[service other]"))
+    a.kill()
+    a.start()
+    a.client(PRIMARY, 1).reply(1, 1, "still")
+    equal(b.client(BACKUP, 1).do("wait", 1, 1)[::3], ["REPLY", "still"])
+    time.sleep(1.2)
+    equal(told(a)[2:], [["set", "3", "81"], ["set", "1", "80"]])
+    assert "stays until the peer goes on" in a.text(), a.text()
+    assert "agreed with the peer" in b.ctl("promote", "web")
+    wait("it has been left", lambda: "web: it has been left" in a.text())
+    equal(told(a)[4:], [["abandon", "0", "80"], ["set", "0", "80"]])
+    end(a, b)
+    a, b = pair()
+    b.config.write_text(b.config.read_text().replace("peer = 10.0.1.1", "peer = 10.0.1.77"))
+    b.place.joinpath("busy").write_text("10.0.1.1")
+    b.kill()
+    b.start()
+    assert "dup to 10.0.1.1" in b.sh("nft list table ip takeover"), b.sh("nft list table ip takeover")
+    assert "which it keeps" in b.text() and "is not the file's" in b.ctl("check", ok=1), b.text()
+    b.place.joinpath("busy").unlink()
+    assert "agreed with the peer" in b.ctl("promote", "web")
+    b.kill()
+    b.start()
+    equal(b.status()["peer"]["address"], "10.0.1.77")
     end(a, b)
 
 
@@ -528,4 +625,4 @@ manage_address = yes""")
     end(a, b)
 
 
-main(at_first, switched, gone, other_way, healed, split, both, stood_still, where, goes_back, started_anew, refused, flushed, kernel_refuses, joins, restarting, figures, address)
+main(at_first, switched, gone, other_way, healed, split, both, stood_still, where, goes_back, started_anew, taken_out, taken_out_primary, refused, flushed, kernel_refuses, joins, restarting, figures, address)

@@ -2,8 +2,9 @@
 /*
  * Preloaded: a kernel with TCP_REPLICA, whose connections are what a file says. $TAKEOVER_KERNEL is a directory: "role" has a role's number
  * and an id, "fail" the errno of what is set, "hang" the name of what takes
- * its time, and what is set is added to "log".
+ * its time, "busy" the peer that there are connections with, and what is set is added to "log".
  */
+#include <arpa/inet.h>
 #include <dlfcn.h>
 #include <errno.h>
 #include <fcntl.h>
@@ -80,6 +81,10 @@ int setsockopt(int fd, int level, int name, const void *value, socklen_t len)
 		return next(fd, level, name, value, len);
 	if (text_of("fail", text)) {
 		errno = atoi(text);
+		return -1;
+	}
+	if (text_of("busy", text) && arg->op == TCP_REPLICA_SET && arg->role && memcmp(arg->peer, (in_addr_t[]){ inet_addr(text) }, 4)) {
+		errno = EBUSY;
 		return -1;
 	}
 	/* A process has a connection locked, and sleeps */
