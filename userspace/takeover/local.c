@@ -211,8 +211,8 @@ static void check_found(void *arg, const char *text)
 
 static void command_status(struct client *client)
 {
-	json_t *all = json_pack("{s:s, s:{s:b, s:I}, s:{s:I, s:I, s:I}, s:o}", "host", config.name, "rules", "wrong", rules.wrong, "lost", (json_int_t)rules.lost, "store", "limit", (json_int_t)config.store_limit, "used",
-				(json_int_t)store_used(), "replies", (json_int_t)store_entries(), "services", services_status());
+	json_t *all = json_pack("{s:s, s:{s:b, s:I}, s:{s:I, s:I, s:I, s:I}, s:o}", "host", config.name, "rules", "wrong", rules.wrong, "lost", (json_int_t)rules.lost, "store", "limit", (json_int_t)config.store_limit, "used",
+				(json_int_t)store_used(), "replies", (json_int_t)store_entries(), "open", (json_int_t)store_open_entries(), "services", services_status());
 	char *text = json_dumps(all, JSON_INDENT(2));
 
 	give_text(client, 0, text ? text : "");
@@ -460,6 +460,7 @@ static char *metrics_text(size_t *size)
 		{ "executed_total", "counter", "Requests that this host was told to execute, since the primary was gone", "executed" },
 		{ "refused_total", "counter", "Waits for a reply that was not logged", "refused" },
 		{ "lost_total", "counter", "Replies that the primary began and did not end", "lost" },
+		{ "forgotten_total", "counter", "Replies that the primary began, and that nobody wrote to or waited for", "forgotten" },
 	};
 	json_t *services_now = services_status(), *one, *value;
 	char *text = NULL;

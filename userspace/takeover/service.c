@@ -1547,7 +1547,7 @@ json_t *services_status(void)
 		if (svc->counts)
 			counts_add(counts, svc->counts);
 		json_array_append_new(all, json_pack(
-			"{s:s, s:s, s:i, s:s, s:s, s:I, s:{s:s, s:s, s:b, s:s}, s:b, s:b, s:b, s:b, s:b, s:b, s:I, s:I, s:I, s:I, s:o}",
+			"{s:s, s:s, s:i, s:s, s:s, s:I, s:{s:s, s:s, s:b, s:s}, s:b, s:b, s:b, s:b, s:b, s:b, s:I, s:I, s:I, s:I, s:I, s:o}",
 			"name", svc->c->name, "address", endpoint_text(&svc->c->at), "port", ntohs(svc->c->at.port), "state", state_shown(svc),
 			"role", svc->backup ? "backup" : "primary", "epoch", (json_int_t)svc->epoch,
 			"peer", "address", address_text(&svc->peer, false), "log", address_text(&svc->peer_log, true), "alive", alive,
@@ -1555,7 +1555,7 @@ json_t *services_status(void)
 			"split", svc->split, "displaced", svc->displaced, "silent", svc->silent >= SILENT_ASKS, "settings_differ", svc->differs, "protect", wants_protection(svc),
 			"in_file", !svc->leaving && !svc->old,
 			"replies", (json_int_t)svc->replies, "executed", (json_int_t)svc->executed, "refused", (json_int_t)svc->refused,
-			"lost", (json_int_t)svc->lost, "kernel", counts));
+			"lost", (json_int_t)svc->lost, "forgotten", (json_int_t)svc->forgotten, "kernel", counts));
 	}
 	return all;
 }

@@ -30,7 +30,7 @@
 #include "takeoverd.h"
 
 #define ENTRY_COST	4096u			/* of an empty file */
-#define ENTRY_KEPT_NS	(60 * SECOND_NS)	/* that nobody asks for */
+#define ENTRY_KEPT_NS	(60 * SECOND_NS)	/* that nobody asks for, and nobody writes to */
 #define PAST_KEPT_NS	(600 * SECOND_NS)
 #define PAST_MAX	1000000u
 #define LOGS_MAX	16384u
@@ -189,6 +189,16 @@ static void entry_free(struct entry *e)
 
 uint64_t store_used(void) { return used; }
 uint64_t store_entries(void) { return HASH_COUNT(entries); }
+
+uint64_t store_open_entries(void)
+{
+	const struct entry *e;
+	uint64_t count = 0;
+
+	for (e = entries; e; e = e->hh.next)
+		count += e->state == OPEN;
+	return count;
+}
 
 /* Waits. */
 
@@ -369,6 +379,7 @@ static void reply_data(struct log *log, const void *data, size_t size)
 		return;
 	}
 	n = write(e->fd, data, size);
+	e->when = now_ns();
 	if (n > 0) {
 		used += n;
 		e->size += n;
@@ -583,6 +594,16 @@ static bool wait_in_vain(const struct wait *wait, uint64_t now)
 	return wait->svc->state == PROTECTED && (!e || e->state == LOST) && now > limit && wait->svc->alive_at > limit;
 }
 
+/* A server may begin a reply and forget it, and its process live on */
+static void entry_forgotten(struct entry *e)
+{
+	struct log *log = e->from;
+
+	e->svc->forgotten++;
+	entry_refuse(e, "it was begun, and nothing has come of it since");
+	log_close(log);
+}
+
 void store_tick(uint64_t now)
 {
 	static uint64_t swept;
@@ -602,11 +623,19 @@ void store_tick(uint64_t now)
 	if (now - swept < SECOND_NS)
 		return;
 	swept = now;
-	HASH_ITER(hh, entries, e, next_entry)
-		if (e->state != OPEN && now - e->when > ENTRY_KEPT_NS && !wait_find(e->key)) {
+	HASH_ITER(hh, entries, e, next_entry) {
+		/* However long it takes, as long as somebody wants it */
+		if (e->state == OPEN && wait_find(e->key))
+			e->when = now;
+		if (now - e->when <= ENTRY_KEPT_NS || wait_find(e->key))
+			continue;
+		if (e->state == OPEN) {
+			entry_forgotten(e);
+		} else {
 			past_set(e->key);
 			entry_free(e);
 		}
+	}
 	HASH_ITER(hh, pasts, past, next_past) {
 		if (now - past->when < PAST_KEPT_NS)
 			break;

@@ -93,7 +93,7 @@ struct service {
 	char *counts;			/* the kernel's, as it tells them */
 	/* The reply log's */
 	struct log *logs;
-	uint64_t replies, executed, refused, lost;
+	uint64_t replies, executed, refused, lost, forgotten;
 	struct service *next;
 };
 
@@ -173,6 +173,8 @@ void wait_cancel(struct wait *wait);
 void waits_look(struct service *svc);
 uint64_t store_used(void);
 uint64_t store_entries(void);
+/* Of these, those that are being written */
+uint64_t store_open_entries(void);
 
 /* local.c: the control socket, and what is read of figures */
 int local_listen(void);

@@ -2,7 +2,7 @@
 /*
  * Preloaded: a kernel with TCP_REPLICA, whose connections are what a file says. $TAKEOVER_KERNEL is a directory: "role" has a role's number
  * and an id, "fail" the errno of what is set, "hang" the name of what takes
- * its time, "busy" the peer that there are connections with, and what is set is added to "log".
+ * its time, "busy" the peer that there are connections with, "later" how many seconds it is later than it is, and what is set is added to "log".
  */
 #include <arpa/inet.h>
 #include <dlfcn.h>
@@ -14,6 +14,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
+#include <time.h>
 #include <unistd.h>
 
 #include <perdure/tcp_replica.h>
@@ -51,6 +52,17 @@ FILE *fopen(const char *path, const char *mode)
 		return next(path, mode);
 	fd = in_place("proc", O_RDONLY);
 	return fd >= 0 ? fdopen(fd, mode) : NULL;
+}
+
+int clock_gettime(clockid_t clock, struct timespec *t)
+{
+	int (*next)(clockid_t, struct timespec *) = dlsym(RTLD_NEXT, "clock_gettime");
+	const int result = next(clock, t);
+	char text[128];
+
+	if (clock == CLOCK_BOOTTIME && text_of("later", text))
+		t->tv_sec += atoi(text);
+	return result;
 }
 
 int getsockopt(int fd, int level, int name, void *restrict value, socklen_t *restrict len)

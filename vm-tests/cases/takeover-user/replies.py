@@ -175,6 +175,46 @@ def no_room() -> None:
     end(a, b)
 
 
+def forgotten() -> None:
+    """Replies that are begun and forgotten by a process that lives on are given up after a while; those that somebody wants are not"""
+    a, b = pair(options="store_limit = 64k")
+    assert b.process
+    descriptors = len(list(Path(f"/proc/{b.process.pid}/fd").iterdir()))
+    careless, slow, wanted, backup = a.client(PRIMARY, 1), a.client(PRIMARY, 2), a.client(PRIMARY, 3), b.client(BACKUP, 3)
+    backup.begin_do("wait", 3, 1)
+    for client, id in (slow, 2), (wanted, 3):
+        equal(client.do("begin", id, 1)[0], "OK")
+    for id in range(100, 113):
+        careless.be(PRIMARY, id)
+        equal(careless.do("begin", id, 1)[0], "OK")
+    wait("they are open", lambda: b.host_status()["store"]["open"] == 15)
+    (b.place / "later").write_text("50")
+    time.sleep(1.1)
+    equal(slow.do("text", 0, 0, "slow")[0], "OK")
+    time.sleep(0.1)
+    (b.place / "later").write_text("65")
+    wait("they are given up", lambda: b.host_status()["store"]["open"] == 2)
+    equal((b.host_status()["store"]["used"], b.status()["forgotten"], b.status()["lost"]), (2 * 4096 + 4, 13, 0))
+    assert 'takeover_forgotten_total{service="web"} 13' in b.sh("curl -s http://127.0.0.1:9090/metrics")
+    assert "it was begun, and nothing has come of it since" in b.text(), b.text()
+    assert len(list(Path(f"/proc/{b.process.pid}/fd").iterdir())) < descriptors + 10
+    # Who writes to one is told
+    equal(careless.do("text", 0, 0, "late")[0], "ENOSPC")
+    equal(careless.ops(), ["leave"])
+    for client, text in (slow, "slow"), (wanted, "wanted"):
+        if client == wanted:
+            equal(client.do("text", 0, 0, text)[0], "OK")
+        equal(client.do("end", 1)[0], "OK")
+    equal(backup.done()[::3], ["REPLY", "wanted"])
+    backup.be(BACKUP, 2)
+    equal(backup.do("wait", 2, 1)[::3], ["REPLY", "slow"])
+    # And its own copy does not wait
+    (b.place / "later").unlink()
+    backup.be(BACKUP, 112)
+    equal(backup.do("wait", 112, 1)[0], "REFUSED")
+    end(a, b)
+
+
 def full_disk() -> None:
     """A full disk is the same, and no harm to what is there"""
     a, b = pair(protected=False)
@@ -350,4 +390,4 @@ def storm() -> None:
     end(a, b)
 
 
-main(given, stock, promoted, vanished, long_one, no_room, full_disk, last_words, restarted, restarted_primary, hung_up, patient, storm)
+main(given, stock, promoted, vanished, long_one, no_room, forgotten, full_disk, last_words, restarted, restarted_primary, hung_up, patient, storm)
