@@ -667,13 +667,47 @@ static bool config_save(const struct service *svc)
 	return kept;
 }
 
-static void state_save(const struct service *svc)
+/* In its place, which a full file system has still room for, and in one step, as it is never longer than a page */
+static bool save_in_place(const char *path, const char *text, size_t size)
 {
-	char path[PATH_MAX], new[PATH_MAX + 8], life[64], peer[128], log[128], line[STATE_SIZE + 1];
-	FILE *f;
+	const int fd = open(path, O_WRONLY | O_CLOEXEC | O_NOFOLLOW);
+	bool saved;
+
+	errno = fd >= 0 ? ENOSPC : errno;	/* if less of it is written */
+	saved = fd >= 0 && pwrite(fd, text, size, 0) == (ssize_t)size;
+
+	if (fd >= 0)
+		close(fd);
+	return saved;
+}
+
+/* One that is not there yet comes with what it says: nobody finds it empty */
+static bool save(struct service *svc, const char *what, const char *text, size_t size)
+{
+	char path[PATH_MAX], new[PATH_MAX + 8];
+	bool saved;
 	int fd;
 
-	state_path(svc->c->name, "state", path);
+	state_path(svc->c->name, what, path);
+	snprintf(new, sizeof(new), "%s.new", path);
+	if (save_in_place(path, text, size))
+		return true;
+	unlink(new);
+	fd = open(new, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0644);
+	errno = fd >= 0 ? ENOSPC : errno;
+	saved = fd >= 0 && write(fd, text, size) == (ssize_t)size && !rename(new, path);
+	if (!saved && !svc->unsaved)
+		say(LOG_ERR, "%s: %s: it is written again each second until there is room", path, strerror(errno));
+	if (fd >= 0)
+		close(fd);
+	return saved;
+}
+
+static void state_save(struct service *svc)
+{
+	char life[64], peer[128], log[128], line[STATE_SIZE + 1], claim[4];
+	bool saved;
+
 	this_life(life);
 	/* What is the file's may change with it */
 	snprintf(peer, sizeof(peer), "%s", memcmp(&svc->peer, &svc->c->peer, sizeof(svc->peer)) ? address_text(&svc->peer, false) : "-");
@@ -682,20 +716,13 @@ static void state_save(const struct service *svc)
 		 svc->known ? "known" : "-");
 	memset(line + strlen(line), ' ', STATE_SIZE - strlen(line));
 	line[STATE_SIZE - 1] = '\n';
-	/* In its place, which a full file system has still room for */
-	fd = open(path, O_WRONLY | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0644);
-	if (fd < 0 || pwrite(fd, line, STATE_SIZE, 0) != STATE_SIZE)
-		say(LOG_ERR, "%s: %s", path, strerror(errno));
-	if (fd >= 0)
-		close(fd);
-	/* Where the address belongs: at the host that goes on alone, then at the backup. In one step: nobody reads half of it. */
-	state_path(svc->c->name, "claim", path);
-	snprintf(new, sizeof(new), "%s.new", path);
-	f = fopen(new, "we");
-	if (f)
-		fprintf(f, "%u\n", svc->state == ALONE ? 2 : svc->backup && svc->state != ABANDONED ? 1 : 0);
-	if (!f || fclose(f) || rename(new, path))
-		say(LOG_ERR, "%s: %s", path, strerror(errno));
+	saved = save(svc, "state", line, STATE_SIZE);
+	/* Where the address belongs: at the host that goes on alone, then at the backup */
+	snprintf(claim, sizeof(claim), "%u\n", svc->state == ALONE ? 2 : svc->backup && svc->state != ABANDONED ? 1 : 0);
+	saved &= save(svc, "claim", claim, strlen(claim));
+	if (saved && svc->unsaved)
+		say(LOG_NOTICE, "%s: what it is has been written", svc->c->name);
+	svc->unsaved = !saved;
 }
 
 /* What it was, under the name that it had */
@@ -1321,6 +1348,8 @@ void services_tick(uint64_t now)
 		if (svc->left)
 			continue;
 		if (!svc->asked_at || (now > svc->asked_at && now - svc->asked_at >= SECOND_NS)) {
+			if (svc->unsaved)
+				state_save(svc);
 			service_ask(svc, now);
 			/* Those that one host alone has, and that are idle now */
 			if (svc->state == PROTECTED && svc->c->join && !svc->joining && !svc->leaving) {

@@ -67,6 +67,7 @@ struct service {
 	bool off;			/* of one that is leaving: in the kernel it is no service any more */
 	bool left;			/* and the peer knows all that it has to */
 	uint64_t leave_after;		/* the kernel has not let it go just now */
+	bool unsaved;			/* what it is, is not in its files */
 	bool old;			/* it keeps a peer, or a key, that is not the file's */
 	uint64_t epoch;			/* grows with each agreement and each promotion */
 	uint64_t agreed;		/* a peer that is alone in a later one is right */

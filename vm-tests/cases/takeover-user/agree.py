@@ -405,6 +405,42 @@ def taken_out_primary() -> None:
     end(a, b)
 
 
+def full() -> None:
+    """The directory of the states is full: where the address belongs is right all the same, or as soon as there is room"""
+    a, b = pair()
+    claims = [host.place / "web.claim" for host in (a, b)]
+    equal([claim.read_text() for claim in claims], ["0\n", "1\n"])
+    used = os.statvfs("/run")
+    run("mount", "-o", f"remount,size={(used.f_blocks - used.f_bfree) * used.f_frsize // 1024 + 64}k", "/run")
+    fill = PLACE / "fill"
+
+    def fill_up() -> None:
+        try:
+            with fill.open("ab", buffering=0) as file:
+                while True:
+                    file.write(bytes(4096))
+        except OSError:
+            pass
+
+    fill_up()
+    b.ctl("promote", "web")
+    equal([claim.read_text() for claim in claims], ["0\n", "2\n"])
+    equal(b.text().count("No space left"), 0)
+    # One that is not there needs room
+    claims[1].unlink()
+    fill_up()
+    b.ctl("protect", "web")
+    wait("both are protected", lambda: a.state() == b.state() == "protected")
+    equal((claims[1].exists(), b.text().count("No space left")), (False, 1))
+    time.sleep(1.5)
+    equal(b.text().count("No space left"), 1)
+    fill.unlink()
+    run("mount", "-o", "remount,size=50%", "/run")
+    wait("it is there", claims[1].exists)
+    equal(claims[1].read_text(), "1\n")
+    end(a, b)
+
+
 def refused() -> None:
     """A kernel that refuses, a peer with another key, another peer, settings that differ"""
     a, b = Host("a", 1, "primary"), Host("b", 2, "backup", key="ff112233445566778899aabbccddeeff")
@@ -625,4 +661,4 @@ manage_address = yes""")
     end(a, b)
 
 
-main(at_first, switched, gone, other_way, healed, split, both, stood_still, where, goes_back, started_anew, taken_out, taken_out_primary, refused, flushed, kernel_refuses, joins, restarting, figures, address)
+main(at_first, switched, gone, other_way, healed, split, both, stood_still, where, goes_back, started_anew, taken_out, taken_out_primary, full, refused, flushed, kernel_refuses, joins, restarting, figures, address)
