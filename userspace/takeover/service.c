@@ -712,8 +712,8 @@ static void state_save(struct service *svc)
 	/* What is the file's may change with it */
 	snprintf(peer, sizeof(peer), "%s", memcmp(&svc->peer, &svc->c->peer, sizeof(svc->peer)) ? address_text(&svc->peer, false) : "-");
 	snprintf(log, sizeof(log), "%s", memcmp(&svc->peer_log, &svc->c->peer_log, sizeof(svc->peer_log)) ? address_text(&svc->peer_log, true) : "-");
-	snprintf(line, sizeof(line), "%s %s %" PRIu64 " %s %s %s %s", state_name(svc), svc->backup ? "backup" : "primary", svc->epoch, peer, log, life,
-		 svc->known ? "known" : "-");
+	snprintf(line, sizeof(line), "%s %s %" PRIu64 " %s %s %s %s %s", state_name(svc), svc->backup ? "backup" : "primary", svc->epoch, peer, log, life,
+		 svc->known ? "known" : "-", svc->protect ? "protect" : "-");
 	memset(line + strlen(line), ' ', STATE_SIZE - strlen(line));
 	line[STATE_SIZE - 1] = '\n';
 	saved = save(svc, "state", line, STATE_SIZE);
@@ -728,7 +728,7 @@ static void state_save(struct service *svc)
 /* What it was, under the name that it had */
 static void state_load(struct service *svc, const char *name)
 {
-	char path[PATH_MAX], state[16], role[16], peer[128], log[128], life[64], now[64], known[16] = "-";
+	char path[PATH_MAX], state[16], role[16], peer[128], log[128], life[64], now[64], known[16] = "-", protect[16] = "-";
 	union address peer_address = svc->c->peer, log_address = svc->c->peer_log;
 	uint64_t epoch;
 	FILE *f;
@@ -738,7 +738,7 @@ static void state_load(struct service *svc, const char *name)
 	f = fopen(path, "re");
 	if (!f)
 		return;
-	if (fscanf(f, "%15s %15s %" SCNu64 " %127s %127s %63s %15s", state, role, &epoch, peer, log, life, known) < 6 ||
+	if (fscanf(f, "%15s %15s %" SCNu64 " %127s %127s %63s %15s %15s", state, role, &epoch, peer, log, life, known, protect) < 6 ||
 	    (strcmp(peer, "-") && !address_parse(peer, false, &peer_address)) || (strcmp(log, "-") && !address_parse(log, true, &log_address))) {
 		say(LOG_ERR, "%s: it cannot be read: what the service was is not known", path);
 	} else if (!strcmp(life, now)) {
@@ -747,6 +747,7 @@ static void state_load(struct service *svc, const char *name)
 		svc->peer = peer_address;
 		svc->peer_log = log_address;
 		svc->known = !strcmp(known, "known");
+		svc->protect = !strcmp(protect, "protect");
 		for (unsigned int i = 0; i < sizeof(state_names) / sizeof(state_names[0]); i++)
 			if (!strcmp(state, state_names[i]))
 				svc->state = i;
@@ -1259,8 +1260,8 @@ enum protection service_protect(struct service *svc)
 	if (svc->state == ABANDONED || svc->state == WAITING) {
 		svc->backup = true;
 		svc->state = WAITING;
-		state_save(svc);
 	}
+	state_save(svc);
 	return here ? PROTECTION_ASKED : PROTECTION_LATER;
 }
 
@@ -1576,13 +1577,13 @@ json_t *services_status(void)
 		if (svc->counts)
 			counts_add(counts, svc->counts);
 		json_array_append_new(all, json_pack(
-			"{s:s, s:s, s:i, s:s, s:s, s:I, s:{s:s, s:s, s:b, s:s}, s:b, s:b, s:b, s:b, s:b, s:b, s:I, s:I, s:I, s:I, s:I, s:o}",
+			"{s:s, s:s, s:i, s:s, s:s, s:I, s:{s:s, s:s, s:b, s:s}, s:b, s:b, s:b, s:b, s:b, s:b, s:b, s:I, s:I, s:I, s:I, s:I, s:o}",
 			"name", svc->c->name, "address", endpoint_text(&svc->c->at), "port", ntohs(svc->c->at.port), "state", state_shown(svc),
 			"role", svc->backup ? "backup" : "primary", "epoch", (json_int_t)svc->epoch,
 			"peer", "address", address_text(&svc->peer, false), "log", address_text(&svc->peer_log, true), "alive", alive,
 			"state", alive ? state_names[svc->peer_state] : "unknown",
 			"split", svc->split, "displaced", svc->displaced, "silent", svc->silent >= SILENT_ASKS, "settings_differ", svc->differs, "protect", wants_protection(svc),
-			"in_file", !svc->leaving && !svc->old,
+			"asked", svc->state != ALONE || svc->protect, "in_file", !svc->leaving && !svc->old,
 			"replies", (json_int_t)svc->replies, "executed", (json_int_t)svc->executed, "refused", (json_int_t)svc->refused,
 			"lost", (json_int_t)svc->lost, "forgotten", (json_int_t)svc->forgotten, "kernel", counts));
 	}

@@ -314,6 +314,34 @@ def told(host: Host) -> list[list[str]]:
     return [line.split()[:3] for line in (host.place / "log").read_text().splitlines() if not line.startswith("join")]
 
 
+def asked_for() -> None:
+    """A host that is alone and has been asked to find a peer still does when takeoverd is started anew; one that has not says so"""
+    a, b = pair()
+    b.kill()
+    a.ctl("promote", "web")
+    (b.place / "web.state").unlink()
+    b.start()
+    wait("the peer is there", lambda: a.status()["peer"]["state"] == "waiting")
+    assert "waiting, not asked" in a.ctl("status")
+    equal((a.status()["asked"], a.state()), (False, "alone"))
+    b.kill()
+    a.ctl("protect", "web")
+    a.kill()
+    a.start()
+    equal((a.status()["asked"], a.state()), (True, "alone"))
+    b.start()
+    wait("the peer is there", lambda: a.status()["peer"]["alive"])
+    assert "not asked" not in a.ctl("status")
+    wait("both are protected", lambda: a.state() == b.state() == "protected")
+    # It has been done
+    b.kill()
+    a.ctl("promote", "web")
+    a.kill()
+    a.start()
+    equal((a.status()["asked"], a.state()), (False, "alone"))
+    end(a)
+
+
 def taken_out() -> None:
     """A service is taken out of the file, or is another one there: the muted host goes on with it, and its peer knows; nothing is left before"""
     for port in "80", "81":
@@ -661,4 +689,4 @@ manage_address = yes""")
     end(a, b)
 
 
-main(at_first, switched, gone, other_way, healed, split, both, stood_still, where, goes_back, started_anew, taken_out, taken_out_primary, full, refused, flushed, kernel_refuses, joins, restarting, figures, address)
+main(at_first, switched, gone, other_way, healed, split, both, stood_still, where, goes_back, started_anew, asked_for, taken_out, taken_out_primary, full, refused, flushed, kernel_refuses, joins, restarting, figures, address)
