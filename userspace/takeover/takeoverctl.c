@@ -140,6 +140,10 @@ static int make_key(const char *path)
 		sprintf(text + 2 * i, "%02x", key[i]);
 	strcat(text, "\n");
 	fd = open(path, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
+	if (fd < 0 && errno == ENOENT) {
+		fprintf(stderr, "takeoverctl: %s: its directory is not there: make it first\n", path);
+		return 1;
+	}
 	if (fd < 0 || write(fd, text, 33) != 33 || fsync(fd) || close(fd))
 		return complain(path);
 	return 0;

@@ -105,6 +105,10 @@ def debs() -> None:
                           ("rescuectl", "/usr/share/man/man5/rescue.d.5.gz"), ("rescuectl", "/usr/share/man/man8/rescuectl.8.gz")):
         assert want in files[package], f"{package}: no {want}"
         equal([other for other, names in files.items() if want in names], [package])
+    # Where the manual has the first file made
+    for package, directory in (("takeoverd", "etc/perdure"), ("rescuectl", "etc/perdure/rescue.d")):
+        path, = (p for n, p in first.items() if n.startswith(f"{package}_") and n.endswith(".deb"))
+        assert f" ./{directory}/\n" in run("dpkg-deb", "--contents", path), package
     for package, names in files.items():
         for rung in "replay", "takeover":
             if rung not in package:
@@ -232,6 +236,8 @@ def rpms() -> None:
         path = first[f"{package}-{VERSION}-1.x86_64.rpm"]
         has = run("rpm", "-qlp", path).splitlines()
         assert set(wants) <= {n.removeprefix("/usr/") for n in has}, has
+        for directory in {"perdure-takeover": ["/etc/perdure"], "perdure-rescue": ["/etc/perdure", "/etc/perdure/rescue.d"]}.get(package, []):
+            assert directory in has, (package, has)
         equal([want for want in wants if listing.splitlines().count(f"/usr/{want}") != 1], [])
         # Debian's names of what the library needs are not those of others
         needs = run("rpm", "-qp", "--requires", path)

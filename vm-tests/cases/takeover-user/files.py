@@ -101,6 +101,7 @@ def keys() -> None:
         assert re.fullmatch(r"[0-9a-f]{32}\n", path.read_text())
     assert one.read_text() != two.read_text()
     assert "File exists" in run(CTL, "key", one, ok=1)
+    assert f"{PLACE}/none/key: its directory is not there: make it first" in run(CTL, "key", PLACE / "none/key", ok=1)
     for argv in (), ("promote",), ("status", "x", "y"), ("unknown", "x"), ("--none",):
         run(CTL, *argv, ok=2)
     assert "No such file" in run(CTL, "--socket", "/none", "status", ok=1)
