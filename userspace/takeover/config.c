@@ -26,6 +26,7 @@ struct parser {
 	struct config *c;
 	FILE *f;
 	int line, wrong_line;	/* that is being read, that is wrong */
+	uint32_t given;		/* of [host] */
 	bool kept;		/* it is one of our own */
 	char what[ERROR_MAX / 2];
 };
@@ -79,6 +80,19 @@ bool address_parse(const char *text, bool port, union address *address)
 	return true;
 }
 
+const char *address_unfit(const union address *address)
+{
+	const uint32_t v4 = ntohl(((const struct sockaddr_in *)address)->sin_addr.s_addr);
+	const struct in6_addr *v6 = &((const struct sockaddr_in6 *)address)->sin6_addr;
+	const bool four = address->any.sa_family == AF_INET;
+
+	if (four ? !(v4 >> 24) : IN6_IS_ADDR_UNSPECIFIED(v6))
+		return "that is no host's address";
+	if (four ? IN_MULTICAST(v4) || v4 == INADDR_BROADCAST : IN6_IS_ADDR_MULTICAST(v6))
+		return "that is the address of many hosts";
+	return !four && IN6_IS_ADDR_V4MAPPED(v6) ? "write it as an IPv4 address" : NULL;
+}
+
 const char *address_text(const union address *address, bool port)
 {
 	static char text[2][NI_MAXHOST + 10];
@@ -110,6 +124,17 @@ static int set_address(struct parser *p, union address *to, const char *name, co
 	return 1;
 }
 
+/* One of a host */
+static int set_host(struct parser *p, union address *to, const char *name, const char *value, bool port)
+{
+	const char *unfit;
+
+	if (!set_address(p, to, name, value, port))
+		return 0;
+	unfit = address_unfit(to);
+	return unfit ? wrong(p, "%s = %s: %s", name, value, unfit) : 1;
+}
+
 static int set_text(struct parser *p, char **to, const char *name, const char *value)
 {
 	if (*to)
@@ -132,10 +157,26 @@ static int set_bool(struct parser *p, bool *to, const char *name, const char *va
 	return *to || !strcmp(value, "no") ? 1 : wrong(p, "%s = %s: it is yes or no", name, value);
 }
 
+/* Of which the last one would count, and the others not */
+static bool twice(struct parser *p, uint32_t *given, const char *const names[], const char *name)
+{
+	for (unsigned int i = 0; names[i]; i++)
+		if (!strcmp(name, names[i])) {
+			if (*given & 1u << i)
+				wrong(p, "%s is given twice", name);
+			else
+				*given |= 1u << i;
+		}
+	return *p->what;
+}
+
 static int host_option(struct parser *p, const char *name, const char *value)
 {
+	static const char *const names[] = { "arbitrate", "store_limit", NULL };
 	struct config *c = p->c;
 
+	if (twice(p, &p->given, names, name))
+		return 0;
 	if (!strcmp(name, "name"))
 		return set_text(p, &c->name, name, value);
 	if (!strcmp(name, "log_listen"))
@@ -199,13 +240,14 @@ static int read_key(struct parser *p, struct service_config *s, const char *path
 
 static int service_option(struct parser *p, struct service_config *s, const char *name, const char *value)
 {
+	static const char *const names[] = { "address", "port", "role", "interface", "patience", "manage_address", "join", NULL };
 	union address address = { 0 };
 	uint64_t n;
 
+	if (twice(p, &s->given, names, name))
+		return 0;
 	if (!strcmp(name, "address")) {
-		if (s->at.family)
-			return wrong(p, "address is given twice");
-		if (!set_address(p, &address, name, value, false))
+		if (!set_host(p, &address, name, value, false))
 			return 0;
 		s->at.family = address.any.sa_family;
 		if (s->at.family == AF_INET)
@@ -226,9 +268,9 @@ static int service_option(struct parser *p, struct service_config *s, const char
 		return s->backup || !strcmp(value, "primary") ? 1 : wrong(p, "role = %s: it is primary or backup", value);
 	}
 	if (!strcmp(name, "peer"))
-		return set_address(p, &s->peer, name, value, false);
+		return set_host(p, &s->peer, name, value, false);
 	if (!strcmp(name, "peer_log"))
-		return set_address(p, &s->peer_log, name, value, true);
+		return set_host(p, &s->peer_log, name, value, true);
 	if (!strcmp(name, "interface")) {
 		/* It may come later */
 		if (!*value || strlen(value) >= IF_NAMESIZE || strchr(value, '/'))
@@ -293,6 +335,14 @@ static const char *lacks(const struct service_config *s)
 	       !*s->interface ? "interface" : !s->has_key ? "key_file" : !s->has_role ? "role" : NULL;
 }
 
+static bool same_host(const union address *a, const struct endpoint *at)
+{
+	if (a->any.sa_family != at->family)
+		return false;
+	return at->family == AF_INET ? !memcmp(&((const struct sockaddr_in *)a)->sin_addr, at->address, 4) :
+				       !memcmp(&((const struct sockaddr_in6 *)a)->sin6_addr, at->address, 16);
+}
+
 /* What only the whole file shows */
 static void check(struct parser *p)
 {
@@ -310,6 +360,9 @@ static void check(struct parser *p)
 		}
 		if (s->peer.any.sa_family != s->at.family)
 			wrong(p, "[service %s]: address and peer are not of the same family", s->name);
+		if (same_host(&s->peer, &s->at) || same_host(&s->peer_log, &s->at))
+			wrong(p, "[service %s]: %s is the service's own address: it is the other host's", s->name,
+			      same_host(&s->peer, &s->at) ? "peer" : "peer_log");
 		LL_FOREACH(s->next, other)
 			if (!memcmp(&s->at, &other->at, sizeof(s->at)))
 				wrong(p, "[service %s] and [service %s] have the same address and port", s->name, other->name);

@@ -27,6 +27,7 @@ struct service_config {
 	bool manage_address;
 	bool join;			/* old connections get copies */
 	bool has_key, has_role;
+	uint32_t given;			/* options that may stand there once, while it is read */
 	uint8_t key[KEY_SIZE];
 	uint64_t patience;		/* ns */
 	char interface[IF_NAMESIZE];
@@ -52,6 +53,8 @@ struct service_config *config_kept(const char *path, const char *name);
 
 /* "192.0.2.1", "2001:db8::1", "fe80::1%eth0"; with a port as "192.0.2.1:80", "[2001:db8::1]:80" */
 bool address_parse(const char *text, bool port, union address *address);
+/* Why it cannot be one host's, or NULL */
+const char *address_unfit(const union address *address);
 /* The way back */
 const char *address_text(const union address *address, bool port);
 const char *endpoint_text(const struct endpoint *at);

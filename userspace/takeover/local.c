@@ -187,8 +187,9 @@ static const char *command_protect(struct service *svc, const char *peer, const 
 	const bool moved = *peer && strcmp(peer, "-");
 	union address peer_address, log_address;
 
-	if ((moved && !address_parse(peer, false, &peer_address)) || (*log && !address_parse(log, true, &log_address)))
-		return "--peer is an address, --peer-log an address and a port\n";
+	if ((moved && (!address_parse(peer, false, &peer_address) || address_unfit(&peer_address))) ||
+	    (*log && (!address_parse(log, true, &log_address) || address_unfit(&log_address))))
+		return "--peer is a host's address, --peer-log one and a port\n";
 	if ((moved || *log) && service_set_peer(svc, moved ? &peer_address : NULL, *log ? &log_address : NULL))
 		return "it is protected, or that peer's address is of another family\n";
 	switch (service_protect(svc)) {

@@ -18,6 +18,7 @@
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <grp.h>
 #include <ifaddrs.h>
 #include <inttypes.h>
 #include <limits.h>
@@ -1620,6 +1621,8 @@ unsigned int host_check(void (*found)(void *arg, const char *text), void *arg)
 	for (unsigned int i = 0; i < 2; i++)
 		if (!in_path(programs[i]))
 			FOUND("%s is not there: install %s", programs[i], i ? "iproute2" : "nftables");
+	if (config.group && !getgrnam(config.group))
+		FOUND("group = %s: there is no such group: takeoverd does not start", config.group);
 	if (setting("net/ipv4/tcp_syncookies") == 2)
 		FOUND("net.ipv4.tcp_syncookies is 2: no connection can be protected: set it to 1");
 	/* It may be another interface than the clients' */

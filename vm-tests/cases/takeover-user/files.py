@@ -30,7 +30,13 @@ def each_line() -> None:
     mistakes = {
         "log_listen = 0.0.0.0:7550": [("log_listen = 10.0.0.1", "not an address and a port"), ("log_listen = 10.0.0.1:0", "not an address and a port"),
                                       ("log_listen = ::1:80", "not an address and a port"), ("log_listen = name:80", "not an address and a port")],
-        "address = 192.0.2.10": [("address = 192.0.2.300", "not an address"), ("address =", "not an address"), ("adress = 192.0.2.10", "no option adress")],
+        "address = 192.0.2.10": [("address = 192.0.2.300", "not an address"), ("address =", "not an address"), ("adress = 192.0.2.10", "no option adress"),
+                                 ("address = 0.0.0.0", "no host's address"), ("address = 224.0.0.1", "address of many hosts"),
+                                 ("address = 255.255.255.255", "address of many hosts"), ("address = ::", "no host's address"),
+                                 ("address = ::ffff:192.0.2.10", "write it as an IPv4 address")],
+        "peer = 10.0.1.2": [("peer = 0.0.0.0", "no host's address"), ("peer = ::", "no host's address"), ("peer = 224.0.0.1", "address of many hosts"),
+                            ("peer = ::ffff:10.0.1.2", "write it as an IPv4 address"), ("peer = ff02::1", "address of many hosts")],
+        "peer_log = 10.0.0.2:7550": [("peer_log = 0.0.0.0:7550", "no host's address"), ("peer_log = [ff02::1]:7550", "address of many hosts")],
         "port = 80": [("port = 0", "not from 1 to 65535"), ("port = 65536", "not from 1 to 65535"), ("port = http", "not from 1 to 65535")],
         "role = primary": [("role = main", "it is primary or backup")],
         "interface = eth0": [("interface = eth/9", "that is no name of an interface")],
@@ -61,6 +67,17 @@ def whole_file() -> None:
         assert f"[service web] wants a {name}" in said, said
     assert "[host] wants a log_listen" in says(re.sub("log_listen.*", "", GOOD))
     assert "there is no [service NAME]" in says(GOOD.split("[service")[0])
+    for line in GOOD.splitlines():
+        name = line.split(" ")[0]
+        if " = " in line:
+            said = says(GOOD.replace(line, f"{line}\n{line}", 1))
+            assert f"{name} is given twice" in said and f"{FILE}:{GOOD.splitlines().index(line) + 2}:" in said, said
+    for line in "join = no", "manage_address = no":
+        assert "is given twice" in says(GOOD.replace("role = primary", f"role = primary\n{line}\n{line}"))
+    for line in "store_limit = 1M", "arbitrate = 1s", "group = root":
+        assert "is given twice" in says(GOOD.replace("[host]", f"[host]\n{line}\n{line}"))
+    assert "peer is the service's own address" in says(GOOD.replace("peer = 10.0.1.2", "peer = 192.0.2.10"))
+    assert "peer_log is the service's own address" in says(GOOD.replace("peer_log = 10.0.0.2", "peer_log = 192.0.2.10"))
     assert "not of the same family" in says(GOOD.replace("peer = 10.0.1.2", "peer = 2001:db8::1"))
     service = "[service " + GOOD.split("[service ")[1]
     assert "the same address and port" in says(GOOD + service.replace("service web", "service other"))
@@ -84,6 +101,8 @@ def host() -> None:
     a = Host("a", 1, "primary", options="group = nobody-has-it")
     said = run(*a.inside(DAEMON, "-c", a.config), ok=1)
     assert "there is no such group" in said, said
+    said = run(*a.inside(DAEMON, "-c", a.config, "--check"), ok=1)
+    assert "group = nobody-has-it: there is no such group: takeoverd does not start" in said, said
     a = Host("a", 1, "primary", options="group = root").start()
     equal((stat.S_IMODE(a.socket.stat().st_mode), stat.S_IMODE(a.store.stat().st_mode)), (0o660, 0o2750))
     said = run(*a.inside(DAEMON, "-c", a.config), ok=1)

@@ -110,7 +110,7 @@ peer = 10.0.1.{peer}
 peer_log = 10.0.0.{peer}:{LOG}
 interface = eth0
 key_file = {self.key}
-patience = 1s
+{"" if service.startswith("patience") else "patience = 1s"}
 {service}
 """)
         self.process: subprocess.Popen[str] | None = None
