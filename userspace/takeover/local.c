@@ -42,6 +42,8 @@ struct client {
 	struct service *svc;
 	struct wait *wait;
 	struct dial *dial;
+	bool dialling;		/* for the log of the peer, or about to */
+	uint64_t dial_until;
 	struct promotion *promotion;
 	bool watching;
 	struct client *prev, *next;
@@ -93,6 +95,16 @@ void client_look(struct client *client)
 
 /* libtakeover. */
 
+/* Nobody listens there, but somebody did a moment ago: it is being started anew */
+static bool log_restarts(const struct client *client, int error)
+{
+	const struct service *svc = client->svc;
+	const uint64_t now = now_ns();
+
+	return (error == ECONNREFUSED || error == ECONNRESET || error == EPROTO) && svc->state == PROTECTED && now < client->dial_until &&
+	       svc->alive_at && now - svc->alive_at < ALIVE_NS;
+}
+
 static void log_dialled(void *arg, int error, int fd, const struct peer_message *answer)
 {
 	struct client *client = arg;
@@ -100,14 +112,30 @@ static void log_dialled(void *arg, int error, int fd, const struct peer_message 
 
 	(void)answer;
 	client->dial = NULL;
+	if (error && log_restarts(client, error))
+		return;		/* and dialled again by the next tick */
+	client->dialling = false;
 	if (error) {
-		if (now_ns() >= svc->unreachable_until)
+		if (now_ns() >= svc->unreachable_said)
 			say(LOG_WARNING, "%s: the peer's log cannot be reached: %s", svc->c->name, strerror(error));
-		svc->unreachable_until = now_ns() + UNREACHABLE_NS;
+		svc->unreachable_said = now_ns() + UNREACHABLE_NS;
+		/* Who is refused has not waited */
+		if (error != ECONNREFUSED)
+			svc->unreachable_until = svc->unreachable_said;
 		refuse(client, error == EACCES || error == EPROTO ? error : EHOSTUNREACH);
 		return;
 	}
 	send_answer(client, &(struct local_answer){ .type = LOCAL_GIVEN, .patience_ms = svc->c->patience / 1000000 }, fd);
+}
+
+static void log_dial(struct client *client)
+{
+	struct service *svc = client->svc;
+	const uint64_t now = now_ns();
+
+	client->dial = now < client->dial_until ? peer_dial(svc, &svc->peer_log, NULL, client->dial_until - now, log_dialled, client) : NULL;
+	if (!client->dial)
+		log_dialled(client, EHOSTUNREACH, -1, NULL);
 }
 
 static void ask_log(struct client *client, struct service *svc)
@@ -119,9 +147,18 @@ static void ask_log(struct client *client, struct service *svc)
 		return;
 	}
 	client->svc = svc;
-	client->dial = peer_dial(svc, &svc->peer_log, NULL, limit, log_dialled, client);
-	if (!client->dial)
-		log_dialled(client, EHOSTUNREACH, -1, NULL);
+	client->dialling = true;
+	client->dial_until = now_ns() + limit;
+	log_dial(client);
+}
+
+void local_tick(void)
+{
+	struct client *client;
+
+	DL_FOREACH(clients, client)
+		if (client->dialling && !client->dial)
+			log_dial(client);
 }
 
 /* takeoverctl. */
@@ -330,7 +367,7 @@ static bool client_request(struct client *client, struct local_request *r, size_
 			wait_alone(client->wait);
 		return true;
 	}
-	if (client->wait || client->dial || client->promotion || client->watching)
+	if (client->wait || client->dialling || client->promotion || client->watching)
 		return false;
 	svc = service_at(&r->service);
 	switch (r->type) {

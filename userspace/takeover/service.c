@@ -1569,7 +1569,7 @@ json_t *services_status(void)
 
 	LL_FOREACH(services, svc) {
 		const uint64_t now = now_ns();
-		const bool alive = svc->alive_at && now - svc->alive_at < 3 * SECOND_NS;
+		const bool alive = svc->alive_at && now - svc->alive_at < ALIVE_NS;
 		json_t *counts;
 
 		if (svc->left)

@@ -181,6 +181,7 @@ static void tick(void)
 			svc->asked_at = 0;
 	}
 	peer_tick(now);
+	local_tick();
 	services_tick(now);
 	store_tick(now);
 	if (now - watched_at >= SECOND_NS) {

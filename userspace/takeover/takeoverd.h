@@ -15,6 +15,7 @@
 #define TICK_NS		50000000ull
 #define PAUSED_NS	500000000ull	/* a tick that is late by more: this host has stood still */
 #define SECOND_NS	1000000000ull
+#define ALIVE_NS	(3 * SECOND_NS)	/* who has said something in it is there */
 
 /* A descriptor that the loop looks at */
 struct watch {
@@ -90,6 +91,7 @@ struct service {
 	uint64_t protect_after;		/* it has failed here just now */
 	unsigned int announcements;	/* of the address that are to come */
 	uint64_t unreachable_until;	/* its log: so that not everybody waits for it */
+	uint64_t unreachable_said;
 	struct claim *claim;
 	char *counts;			/* the kernel's, as it tells them */
 	/* The reply log's */
@@ -179,6 +181,7 @@ uint64_t store_open_entries(void);
 
 /* local.c: the control socket, and what is read of figures */
 int local_listen(void);
+void local_tick(void);
 /* The path of @name in the control socket's directory */
 void control_beside(const char *name, char path[PATH_MAX]);
 /* The answer to a wait, which is no more. @fd is closed. */

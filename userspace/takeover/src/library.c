@@ -27,6 +27,7 @@
 #define LOOK_MS			100	/* how often a role is looked at */
 #define COPY_SIZE		65536
 #define ABSENT_MS		1000	/* a takeoverd that is away for longer is not being restarted */
+#define ABSENT_AGAIN_MS		10000	/* one that nobody has missed for so long may have been there */
 
 /*
  * Connections that are not in use: to takeoverd, and to logs. Who takes one has it for himself, so nothing else needs a lock. A
@@ -47,6 +48,7 @@ struct takeover_reply {
 	uint64_t id, number;
 };
 
+static _Atomic int64_t absent_since, absent_seen;	/* takeoverd */
 static struct kept *pool;
 static pthread_mutex_t pool_lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_once_t pool_once = PTHREAD_ONCE_INIT;
@@ -201,8 +203,10 @@ static struct kept *local_open(void)
 	if (!kept)
 		return NULL;
 	kept->fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
-	if (kept->fd >= 0 && !connect(kept->fd, (struct sockaddr *)&name, sizeof(name)))
+	if (kept->fd >= 0 && !connect(kept->fd, (struct sockaddr *)&name, sizeof(name))) {
+		absent_since = 0;
 		return kept;
+	}
 	kept_free(kept);	/* of -1, too */
 	return NULL;
 }
@@ -233,6 +237,36 @@ static int local_answer(struct kept *local, struct local_answer *answer, int *fd
 	return 0;
 }
 
+/* What it makes before anything is taken */
+static int store_place(char name[256])
+{
+	struct sockaddr_un beside;
+	struct stat st;
+
+	local_name(&beside);
+	/* dirname() may return a constant */
+	snprintf(name, 256, "%s/" STORE_LINK, dirname(beside.sun_path));
+	return lstat(name, &st);
+}
+
+/* There has been one, which may be being started anew: that is waited for, once and not by each who asks. Keeps errno. */
+static bool local_returns(void)
+{
+	const int64_t now = now_ms(), last = absent_seen;
+	int saved = errno;
+	char name[256];
+	bool been;
+
+	if (errno != ENOENT && errno != ECONNREFUSED)
+		return false;
+	been = !store_place(name);
+	errno = saved;
+	absent_seen = now;
+	if (!absent_since || now - last > ABSENT_AGAIN_MS)
+		absent_since = now;
+	return been && now - absent_since < ABSENT_MS;
+}
+
 /* A kept connection may be one to a takeoverd that is no more: another is tried */
 static struct kept *log_open(const struct endpoint *service)
 {
@@ -243,6 +277,10 @@ static struct kept *log_open(const struct endpoint *service)
 
 	for (;;) {
 		local = local_open();
+		if (!local && local_returns()) {
+			poll(NULL, 0, LOOK_MS / 5);
+			continue;
+		}
 		if (!local) {
 			errno = errno == ENOENT ? ECONNREFUSED : errno == EACCES ? EPERM : errno;
 			return NULL;
@@ -515,19 +553,16 @@ API void takeover_reply_abort(struct takeover_reply *reply)
 /* Without a takeoverd to ask: what it had taken stays. Nobody adds to it meanwhile. */
 static enum takeover_verdict stored_reply(const struct endpoint *service, uint64_t id, uint64_t number, struct takeover_result *result)
 {
-	struct sockaddr_un beside;
 	char name[256], address[INET6_ADDRSTRLEN];
+	const bool none = store_place(name);
 	enum takeover_verdict verdict;
 	struct stat st;
 	int dir;
 
-	local_name(&beside);
-	/* dirname() may return a constant */
-	snprintf(name, sizeof(name), "%s/" STORE_LINK, dirname(beside.sun_path));
 	dir = open(name, O_PATH | O_DIRECTORY | O_CLOEXEC);
 	/* It is made before anything is taken: who has never had it has no reply */
 	if (dir < 0)
-		return errno == ENOENT && lstat(name, &st) ? TAKEOVER_EXECUTE : TAKEOVER_REFUSED;
+		return errno == ENOENT && none ? TAKEOVER_EXECUTE : TAKEOVER_REFUSED;
 	inet_ntop(service->family, service->address, address, sizeof(address));
 	snprintf(name, sizeof(name), STORE_NAME, address, ntohs(service->port), id, number);
 	result->fd = openat(dir, name, O_RDONLY | O_CLOEXEC | O_NOFOLLOW);

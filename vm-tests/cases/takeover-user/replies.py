@@ -326,6 +326,50 @@ def restarted_primary() -> None:
     end(a, b)
 
 
+def waited_for() -> None:
+    """A takeoverd that is started anew, on either host, is waited for, and no connection goes on alone; one that stays away is not, for long"""
+    a, b = pair()
+    primary, backup = a.client(PRIMARY), b.client(BACKUP)
+    for number in 1, 2:
+        (b.kill if number == 1 else b.stop)()
+        primary.begin_do("begin", 1, number)
+        time.sleep(0.3)
+        b.start()
+        equal(primary.done()[0], "OK")
+        equal(primary.do("text", 0, 0, f"reply-{number}")[0], "OK")
+        equal(primary.do("end", 1)[0], "OK")
+        equal(backup.do("wait", 1, number)[::3], ["REPLY", f"reply-{number}"])
+    for id in 2, 3:
+        new = a.client(PRIMARY, id)
+        (a.kill if id == 2 else a.stop)()
+        new.begin_do("begin", id, 1)
+        time.sleep(0.3)
+        a.start()
+        equal((new.done()[0], new.ops(), primary.ops()), ("OK", [], []))
+    new.do("end", 1)
+    # It stays away: its own host's is asked for a second, and then at once for none
+    a.kill()
+    lone = a.client(PRIMARY, 4)
+    for least, most in (0.8, 1.5), (0, 0.1), (0, 0.1):
+        verb, took = lone.do("begin", 4, 1)
+        equal(verb, "ECONNREFUSED")
+        assert least <= float(took) < most, took
+    a.start()
+    wait("the peer is there", lambda: a.status()["peer"]["alive"])
+    equal(lone.do("begin", 4, 2)[0], "OK")
+    equal(lone.do("end", 1)[0], "OK")
+    # The peer's is waited for as long as the service is patient
+    b.kill()
+    verb, took = lone.do("begin", 4, 3)
+    equal((verb, lone.ops()[-1]), ("EHOSTUNREACH", "leave"))
+    assert 0.8 < float(took) < 1.5, took
+    wait("it is known", lambda: not a.status()["peer"]["alive"])
+    verb, took = lone.do("begin", 4, 4)
+    equal(verb, "EHOSTUNREACH")
+    assert float(took) < 0.1, took
+    end(a)
+
+
 def hung_up() -> None:
     """Nobody waits for a client that has gone, and a host that hangs is not waited for"""
     a, b = pair()
@@ -390,4 +434,4 @@ def storm() -> None:
     end(a, b)
 
 
-main(given, stock, promoted, vanished, long_one, no_room, forgotten, full_disk, last_words, restarted, restarted_primary, hung_up, patient, storm)
+main(given, stock, promoted, vanished, long_one, no_room, forgotten, full_disk, last_words, restarted, restarted_primary, waited_for, hung_up, patient, storm)
