@@ -98,8 +98,11 @@ struct takeover_result {
 /*
  * The backup, instead of executing request @number of connection @id. A reply that is logged is given once, and a request whose reply
  * has been logged is never TAKEOVER_EXECUTE. When the primary has ended the connection without a reply, the role becomes
- * TAKEOVER_ALONE, which is noticed within 100 ms, with or without a takeoverd. TAKEOVER_REFUSED: the log could not store the reply; or
- * nobody executes the request, though the primary's host has been there for longer than `patience`; or the connection has ended.
+ * TAKEOVER_ALONE, which is noticed within 100 ms, with or without a takeoverd. One that is alone waits no longer than 4 s for a takeoverd
+ * that hangs, and 1 s for one that is not there, and then takes what is in its store; 100 ms in a process that knows it already.
+ *
+ * TAKEOVER_REFUSED: the log could not store the reply; or nobody executes the request, though the primary's host has been there for
+ * longer than `patience`; or the connection has ended.
  */
 enum takeover_verdict takeover_reply_wait(int fd, uint64_t id, uint64_t number, struct takeover_result *result);
 

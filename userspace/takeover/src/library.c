@@ -28,6 +28,7 @@
 #define COPY_SIZE		65536
 #define ABSENT_MS		1000	/* a takeoverd that is away for longer is not being restarted */
 #define ABSENT_AGAIN_MS		10000	/* one that nobody has missed for so long may have been there */
+#define ALONE_MS		4000	/* one that has not answered somebody who is alone for so long hangs */
 
 /*
  * Connections that are not in use: to takeoverd, and to logs. Who takes one has it for himself, so nothing else needs a lock. A
@@ -550,6 +551,9 @@ API void takeover_reply_abort(struct takeover_reply *reply)
 
 /* Replies: the backup. */
 
+/* What this process knows of takeoverd, which it need not find out for each request that is alone: it is not there, or hangs */
+static _Atomic bool gone, hangs;
+
 /* Without a takeoverd to ask: what it had taken stays. Nobody adds to it meanwhile. */
 static enum takeover_verdict stored_reply(const struct endpoint *service, uint64_t id, uint64_t number, struct takeover_result *result)
 {
@@ -585,8 +589,9 @@ API enum takeover_verdict takeover_reply_wait(int fd, uint64_t id, uint64_t numb
 	struct kept *local = NULL;
 	struct endpoint service;
 	struct local_answer answer;
-	int64_t absent = 0;
+	int64_t absent = 0, alone_at = 0;
 	bool told = false;	/* that it is alone */
+	bool busy;		/* it may well be there, but nobody can get through */
 	int saved = errno, given;
 
 	*result = (struct takeover_result){ .fd = -1 };
@@ -596,6 +601,13 @@ API enum takeover_verdict takeover_reply_wait(int fd, uint64_t id, uint64_t numb
 		struct pollfd p[2] = { { fd, 0, 0 }, { -1, POLLIN, 0 } };
 		const bool alone = takeover_role(fd, NULL) != TAKEOVER_BACKUP;
 
+		if (alone && !alone_at)
+			alone_at = now_ms();
+		if (alone && now_ms() - alone_at >= (hangs ? LOOK_MS : ALONE_MS)) {
+			hangs = true;
+			verdict = stored_reply(&service, id, number, result);
+			break;
+		}
 		if (!local) {
 			local = local_open();
 			if (local && local_send(local, LOCAL_WAIT, id, number, &service, alone)) {
@@ -603,14 +615,16 @@ API enum takeover_verdict takeover_reply_wait(int fd, uint64_t id, uint64_t numb
 				local = NULL;
 				continue;
 			}
+			busy = !local && (errno == EAGAIN || errno == EMFILE || errno == ENFILE || errno == ENOMEM);
 			told = alone;
+			if (local || busy)
+				gone = false;
 			if (local)
 				absent = 0;
-			else if (!absent)
+			else if (!absent || busy)
 				absent = now_ms();
-			else if (errno == EAGAIN || errno == EMFILE || errno == ENFILE || errno == ENOMEM)
-				absent = now_ms();	/* it may well be there */
-			else if (alone && now_ms() - absent >= ABSENT_MS) {
+			if (!local && alone && (gone || now_ms() - absent >= ABSENT_MS)) {
+				gone = true;
 				verdict = stored_reply(&service, id, number, result);
 				break;
 			}
@@ -634,6 +648,7 @@ API enum takeover_verdict takeover_reply_wait(int fd, uint64_t id, uint64_t numb
 			local = NULL;
 			continue;
 		}
+		hangs = false;
 		if (answer.type == LOCAL_LOOK)
 			continue;
 		if (answer.type == LOCAL_GIVEN && given >= 0) {

@@ -413,6 +413,41 @@ def patient() -> None:
     end(a, b)
 
 
+def survivor() -> None:
+    """A host that is alone does not wait for its takeoverd when that is not there, or hangs: a process finds it out once"""
+    a, b = pair()
+    b.kill()
+    a.ctl("promote", "web")
+    alone = a.client(ALONE, 77)
+
+    def asked(number: int) -> float:
+        verb, seconds, *_ = alone.do("wait", 77, number)
+        equal(verb, "EXECUTE")
+        return float(seconds)
+
+    assert asked(1) < 0.5
+    a.kill()
+    assert 0.9 < asked(2) < 2
+    took = [asked(number) for number in range(3, 13)]
+    assert max(took) < 0.5, took
+    a.start()
+    assert asked(13) < 0.5
+    assert a.process
+    a.process.send_signal(signal.SIGSTOP)
+    assert 3.9 < asked(14) < 6
+    took = [asked(number) for number in range(15, 20)]
+    assert max(took) < 0.5, took
+    a.process.send_signal(signal.SIGCONT)
+    wait("it is heard again", lambda: asked(20) < 0.09)
+    a.process.send_signal(signal.SIGSTOP)
+    alone.begin_do("wait", 77, 21)
+    time.sleep(0.5)
+    a.process.send_signal(signal.SIGCONT)
+    verb, seconds, *_ = alone.done()
+    assert verb == "EXECUTE" and float(seconds) > 0.4, seconds
+    end(a)
+
+
 def storm() -> None:
     """Many threads at once, and forks: each reply comes to who waits for it, and is what was written"""
     for acknowledged in (0, 1):
@@ -434,4 +469,4 @@ def storm() -> None:
     end(a, b)
 
 
-main(given, stock, promoted, vanished, long_one, no_room, forgotten, full_disk, last_words, restarted, restarted_primary, waited_for, hung_up, patient, storm)
+main(given, stock, promoted, vanished, long_one, no_room, forgotten, full_disk, last_words, restarted, restarted_primary, waited_for, hung_up, patient, survivor, storm)
