@@ -70,6 +70,7 @@ struct link {
 	conn_rec *c;
 	int fd;
 	uint64_t id, requests;
+	unsigned int inner;		/* of the last request: what it has led to in this server */
 	ap_filter_t *output;
 	bool primary;			/* under this @id, though it may be alone by now */
 	bool open;			/* the gate: what follows need not wait for the backup */
@@ -508,22 +509,93 @@ static void begin_link(struct link *link, enum takeover_role role, uint64_t id)
 	link->c->keepalives = 0;
 }
 
+/* The same on both hosts: who executes it a second time can say that it is the same request */
+static void name_request(const struct link *link, request_rec *r)
+{
+	const char *name = apr_psprintf(r->pool, "%016" PRIx64 "-%" PRIu64, link->id, link->requests);
+
+	if (link->inner)
+		name = apr_psprintf(r->pool, "%s.%u", name, link->inner);
+	apr_table_setn(r->subprocess_env, "TAKEOVER_REQUEST", name);
+}
+
+static void name_inner(struct link *link, request_rec *r)
+{
+	link->inner++;
+	name_request(link, r);
+}
+
+/* quick_handler() does not see all that a page includes */
+static int fixups(request_rec *r)
+{
+	struct link *link = link_of(r->connection);
+
+	if (link && link->own && r->main)
+		name_inner(link, r);
+	return DECLINED;
+}
+
+static int dynamic(struct link *link, request_rec *r, enum takeover_role role)
+{
+	int status;
+
+	name_request(link, r);
+	if (link->primary && role != TAKEOVER_PRIMARY) {
+		link->own = true;
+		return DECLINED;
+	}
+	status = take_body(r);
+	if (status != OK)
+		return status;
+	link->own = true;
+	/* Also when alone by now: the reply may be logged, and half of it sent */
+	return link->primary ? start_logging(link, r) : wait_for_reply(link, r);
+}
+
+/* What has led to @r in this server, if quick_handler() has seen it */
+static const request_rec *outer_request(const request_rec *r)
+{
+	do
+		r = r->main ? r->main : r->prev;
+	while (r && !apr_table_get(r->notes, NOTE));
+	return r;
+}
+
+/*
+ * An error's page, what a request is rewritten to, or what a page includes, is no request of the client's: it has the
+ * number and the mode of the one that led to it. Only what answers in the place of a static one, and is dynamic itself,
+ * one host alone is to execute.
+ */
+static int inner_request(struct link *link, request_rec *r, const request_rec *outer)
+{
+	apr_table_setn(r->notes, NOTE, apr_table_get(outer->notes, NOTE));
+	if (link->own && !r->main)
+		name_inner(link, r);
+	if (link->own || link->given_up || r->main || mode_of(r) != DYNAMIC)
+		return DECLINED;
+	gate(link, false);
+	return dynamic(link, r, takeover_role(link->fd, NULL));
+}
+
 /* Before every other module: what they do with a dynamic request, only one host's may do */
 static int quick_handler(request_rec *r, int lookup)
 {
 	conn_rec *c = r->connection;
 	struct link *link = link_of(c->master ? c->master : c);
+	const request_rec *outer = outer_request(r);
 	enum takeover_role role;
 	enum mode mode;
 	uint64_t id;
-	int status;
 
 	if (!link || lookup)
 		return DECLINED;
+	if (outer)
+		return inner_request(link, r, outer);
 	role = takeover_role(link->fd, &id);
 	if (id && id != link->id)
 		begin_link(link, role, id);
 	link->requests++;
+	link->inner = 0;
 	apr_table_setn(r->notes, NOTE,
 		       role == TAKEOVER_PRIMARY ? "primary" : role == TAKEOVER_BACKUP ? "backup" : "alone");
 	mode = link->given_up ? OFF : mode_of(r);
@@ -539,19 +611,7 @@ static int quick_handler(request_rec *r, int lookup)
 			apr_table_unset(r->headers_in, "Range");
 		return DECLINED;
 	}
-	/* The same on both hosts: who executes it a second time can say that it is the same request */
-	apr_table_setn(r->subprocess_env, "TAKEOVER_REQUEST",
-		       apr_psprintf(r->pool, "%016" PRIx64 "-%" PRIu64, link->id, link->requests));
-	if (link->primary && role != TAKEOVER_PRIMARY) {
-		link->own = true;
-		return DECLINED;
-	}
-	status = take_body(r);
-	if (status != OK)
-		return status;
-	link->own = true;
-	/* Also when alone by now: the reply may be logged, and half of it sent */
-	return link->primary ? start_logging(link, r) : wait_for_reply(link, r);
+	return dynamic(link, r, role);
 }
 
 /* === Connections === */
@@ -701,6 +761,7 @@ static void register_hooks(apr_pool_t *p)
 	ap_hook_pre_connection(pre_connection, NULL, NULL, APR_HOOK_MIDDLE);
 	ap_hook_process_connection(process_connection, NULL, NULL, APR_HOOK_REALLY_FIRST);
 	ap_hook_quick_handler(quick_handler, NULL, NULL, APR_HOOK_REALLY_FIRST);
+	ap_hook_fixups(fixups, NULL, NULL, APR_HOOK_REALLY_FIRST);
 	ap_register_output_filter("TAKEOVER", output_filter, NULL, AP_FTYPE_NETWORK - 1);
 	/* Nearer to the handler than the one that parses bodies */
 	body_handle = ap_register_input_filter("TAKEOVER_BODY", body_filter, NULL, AP_FTYPE_PROTOCOL - 1);

@@ -510,9 +510,26 @@ static ngx_int_t decided(struct link *link)
 	}
 }
 
+static ngx_int_t dynamic(struct link *link, ngx_http_request_t *r)
+{
+	ngx_int_t rc;
+
+	if (link->primary && link->role != TAKEOVER_PRIMARY) {
+		link->own = true;
+		return NGX_DECLINED;
+	}
+	link->step = BODY;
+	rc = ngx_http_read_client_request_body(r, body_read);
+	if (rc >= NGX_HTTP_SPECIAL_RESPONSE)
+		return rc;
+	ngx_http_finalize_request(r, NGX_DONE);
+	return NGX_DONE;
+}
+
 /* Of the location that the URL finds, before anything is asked of this host alone */
 static ngx_int_t preaccess(ngx_http_request_t *r)
 {
+	struct conf *conf = ngx_http_get_module_loc_conf(r, ngx_http_takeover_module);
 	struct link *link = r == r->main ? link_of(r->connection) : NULL;
 	ngx_int_t rc;
 
@@ -520,7 +537,7 @@ static ngx_int_t preaccess(ngx_http_request_t *r)
 		return NGX_DECLINED;
 	switch (link->step) {
 	case START:
-		link->conf = ngx_http_get_module_loc_conf(r, ngx_http_takeover_module);
+		link->conf = conf;
 		link->step = DONE;
 		if (link->given_up)
 			return NGX_DECLINED;
@@ -533,16 +550,7 @@ static ngx_int_t preaccess(ngx_http_request_t *r)
 				r->headers_in.range = NULL;
 			return NGX_DECLINED;
 		}
-		if (link->primary && link->role != TAKEOVER_PRIMARY) {
-			link->own = true;
-			return NGX_DECLINED;
-		}
-		link->step = BODY;
-		rc = ngx_http_read_client_request_body(r, body_read);
-		if (rc >= NGX_HTTP_SPECIAL_RESPONSE)
-			return rc;
-		ngx_http_finalize_request(r, NGX_DONE);
-		return NGX_DONE;
+		return dynamic(link, r);
 	case BODY:
 		link->step = ASKED;
 		rc = start(link, link->primary ? begin : wait_for_reply);
@@ -550,7 +558,12 @@ static ngx_int_t preaccess(ngx_http_request_t *r)
 	case ASKED:
 		return link->waiting ? NGX_DONE : decided(link);
 	default:
-		return NGX_DECLINED;
+		/* Where another location answers in the place of a static one, and is dynamic, one host alone is to execute */
+		if (link->own || link->given_up || link->conf->mode == DYNAMIC || conf->mode != DYNAMIC)
+			return NGX_DECLINED;
+		link->conf = conf;
+		gate(link, false);
+		return dynamic(link, r);
 	}
 }
 

@@ -30,7 +30,7 @@ backend = Backend()
 def configuration(role: str, ports: list[int], more: str = "") -> str:
     place = PLACE / role
     modules = [f"mpm_{MPM}", "authz_core", "cgi" if MPM == "prefork" else "cgid", "alias", "mime", "dir", "env",
-               "proxy", "proxy_http", "ssl", "http2", "deflate", "filter", "setenvif"]
+               "proxy", "proxy_http", "ssl", "http2", "deflate", "filter", "setenvif", "include", "rewrite"]
     loads = "\n".join(f"LoadModule {m}_module {MODULES}/mod_{m}.so" for m in modules)
     return f"""
 ServerRoot {place}
@@ -65,8 +65,22 @@ SetOutputFilter DEFLATE
 <Directory {place}>
     Require all granted
 </Directory>
+<Directory {place}/www>
+    Options +Includes
+    AddOutputFilter INCLUDES .shtml
+</Directory>
+<Directory {place}/cgi-bin>
+    RewriteEngine on
+    RewriteRule ^pretty$ /cgi-bin/program?7 [L]
+</Directory>
 <Location /limited>
     LimitRequestBody 1000
+</Location>
+<Location /cgi-bin/gone>
+    ErrorDocument 404 /static/small
+</Location>
+<Location /static/gone>
+    ErrorDocument 404 /cgi-bin/program?5
 </Location>
 LimitRequestBody 100000000
 
@@ -76,6 +90,7 @@ TakeoverPrefix /cgi-bin/ dynamic
 TakeoverPrefix /cgi-bin/off off
 TakeoverPrefix /proxy/ dynamic
 TakeoverPrefix /ungated static
+TakeoverPrefix /pages/ dynamic
 TakeoverMaxReply 30000000
 <Location /alias/program>
     TakeoverMode dynamic
@@ -102,11 +117,18 @@ Listen 127.0.0.1:{ports[3]}
 def host(role: str) -> Host:
     place, ports = writable(PLACE / role), [free_port() for _ in range(4)]
     www, cgi = writable(place / "www/static"), writable(place / "cgi-bin")
+    pages = writable(place / "www/pages")
     for name, data in (("small", SMALL), ("large", LARGE)):
         (www / name).write_bytes(data)
         os.utime(www / name, (1e9, 1e9))
     (place / "www/ungated").write_bytes(LARGE)
     os.utime(place / "www/ungated", (1e9, 1e9))
+    for directory, virtual in (www, "fixed"), (pages, "program?9"):
+        include = f'<!--#include virtual="/cgi-bin/{virtual}" -->'
+        (directory / "page.shtml").write_text(f'A{include}B<!--#include virtual="/static/small" -->C{include}\n')
+        os.utime(directory / "page.shtml", (1e9, 1e9))
+    (cgi / "fixed").write_text('#!/bin/sh\necho >> "$EXECUTED"\nprintf "Content-Type: text/plain\\r\\n\\r\\nfixed"\n')
+    (cgi / "fixed").chmod(0o755)
     shutil.copy(HERE / "program", cgi)
     if role == "primary":
         shutil.copy(HERE / "program", cgi / "primary-only")
@@ -177,6 +199,46 @@ def dynamic() -> None:
     equal(notes[1], [line.replace("primary", "backup") for line in notes[0]])
     assert notes[1][0].startswith("backup 200 50") and notes[1][1].startswith("backup 404 "), notes
     pair.executed()
+
+
+def inner() -> None:
+    """An error's page, what is rewritten and what is included are no requests of their own"""
+    after = DYNAMIC + "?10"
+    cases = [("/cgi-bin/gone", "404", SMALL), (after, "200", None), ("/cgi-bin/pretty", "200", None),
+             (after, "200", None), ("/static/gone", "404", None),
+             ("/static/page.shtml", "200", b"AfixedB" + SMALL + b"Cfixed\n"), ("/static/small", "200", SMALL),
+             ("/pages/page.shtml", "200", None), (after, "200", None)]
+    for h in pair.hosts:
+        h.notes(), h.names()
+    client = Client(pair)
+    port = client.sockets[0].getsockname()[1]
+    client.send(b"".join(request(path) for path, _, _ in cases) + TAIL)
+    a, b = client.read()
+    replies = split(a)
+    equal((a == b, [r[0].split()[1] for r in replies[:-1]]), (True, [status for _, status, _ in cases]))
+    for (path, _, body), reply in zip(cases, replies):
+        equal((path, reply[2] if body else reply[2][:3]), (path, body or (b"Apr" if "page" in path else b"pri")))
+    # A static page's parts both execute, as they do the page
+    equal(pair.executed(), (9, 2))
+    equal([h.names() for h in pair.hosts],
+          [[f"{port:016x}-{name}" for name in ("2", "3.1", "4", "5", "8.1", "8.3", "9")], []])
+    notes = [h.notes() for h in pair.hosts]
+    equal((len(notes[0]), notes[1]), (10, [line.replace("primary", "backup") for line in notes[0]]))
+    until(lambda: not list(LOG.glob("*.part")))
+    # Begun on one, and executed again by the other
+    hold = PLACE / "wait-primary"
+    hold.touch()
+    client = Client(pair)
+    client.send(request("/static/small") + request("/cgi-bin/pretty") + TAIL)
+    until(lambda: pair.primary.executed_file.exists())
+    mark("promoted")
+    equal([r[2][:7] for r in split(client._read(client.sockets[1], -1, 0))], [SMALL[:7], b"backup\n", SMALL[:7]])
+    hold.unlink()
+    client.close()
+    until(lambda: pair.primary.notes())
+    names = [h.names() for h in pair.hosts]
+    equal((len(names[0]), names[0] == names[1], pair.executed()), (1, True, (1, 1)))
+    mark()
 
 
 def ends() -> None:
@@ -462,5 +524,5 @@ run("openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-
     "-keyout", PLACE / "key", "-out", PLACE / "certificate")
 PLACE.chmod(0o755)
 pair = Pair([host(role) for role in ROLES])
-main(files, malformed, dynamic, ends, pipelined, bodies, big, proxied, promoted, widowed, again, refused, acknowledged,
-     gates, unprotected, ordinary, mistaken, clean)
+main(files, malformed, dynamic, inner, ends, pipelined, bodies, big, proxied, promoted, widowed, again, refused,
+     acknowledged, gates, unprotected, ordinary, mistaken, clean)

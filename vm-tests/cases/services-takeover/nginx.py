@@ -66,6 +66,26 @@ http {{
             takeover_mode dynamic;
             error_page 404 =200 /small;
         }}
+        location /gone {{
+            takeover_mode dynamic;
+            error_page 404 /small;
+        }}
+        location /try/ {{ try_files $uri @app; }}
+        location @app {{
+            takeover_mode dynamic;
+            proxy_pass http://127.0.0.1:{backends[role].port};
+        }}
+        location /pages/ {{
+            takeover_mode dynamic;
+            ssi on;
+            ssi_types *;
+        }}
+        location /static-page {{ ssi on; ssi_types *; }}
+        location /asked/ {{
+            takeover_mode dynamic;
+            auth_request /app/;
+            alias {place}/www/;
+        }}
         location /redirected {{ return 302 /small; }}
         location /ungated {{ takeover_mode static; }}
         location /off {{ takeover_mode off; }}
@@ -92,6 +112,11 @@ def host(role: str) -> Host:
     www = writable(place / "www")
     for name, data in (("small", SMALL), ("large", LARGE), ("ungated", LARGE)):
         (www / name).write_bytes(data)
+        os.utime(www / name, (1e9, 1e9))
+    page = '<!--#include virtual="/{0}" -->B<!--#include virtual="/small" -->C<!--#include virtual="/{0}" -->'
+    writable(www / "pages")
+    for name, include in ("pages/page", "app/?0"), ("static-page", "small"):
+        (www / name).write_text(page.format(include))
         os.utime(www / name, (1e9, 1e9))
     if role == "primary":
         (www / "primary-only").write_bytes(BODY)
@@ -163,6 +188,41 @@ def dynamic() -> None:
     equal(notes[0], ["primary 200 4994 GET /app/", f"primary 200 {len(SMALL)} GET /small"])
     equal(notes[1], [line.replace("primary", "backup") for line in notes[0]])
     executed()
+
+
+def inner() -> None:
+    """An error's page, what a location gives to another one, what is included and who is asked: one request"""
+    after = "/app/?10"
+    cases: list[tuple[str, str, bytes | int]] = [
+        ("/gone", "404", SMALL), (after, "200", 10), ("/try/x?20", "200", 20), (after, "200", 10),
+        ("/asked/small", "200", SMALL), ("/static-page", "200", SMALL + b"B" + SMALL + b"C" + SMALL),
+        ("/pages/page", "200", len(SMALL)), (after, "200", 10)]
+    client = Client(pair)
+    client.send(b"".join(request(path) for path, _, _ in cases) + TAIL)
+    a, b = client.read()
+    replies = split(a)
+    equal((a == b, [r[0].split()[1] for r in replies[:-1]]), (True, [status for _, status, _ in cases]))
+    for (path, _, body), reply in zip(cases, replies):
+        if isinstance(body, bytes):
+            equal((path, reply[2]), (path, body))
+        else:
+            assert body < len(reply[2]) < body + 10, (path, reply)
+    equal(executed(), (7, 0))
+    until(lambda: not list(LOG.glob("*.part")))
+    # Begun on one, and executed again by the other
+    for h in pair.hosts:
+        h.notes()
+    backends["primary"].hold.clear()
+    client = Client(pair)
+    client.send(request("/small") + request("/try/x?9") + TAIL)
+    until(lambda: backends["primary"].count)
+    mark("promoted")
+    equal([len(r[2]) for r in split(client._read(client.sockets[1], -1, 0))], [len(SMALL), 11, len(SMALL)])
+    backends["primary"].hold.set()
+    client.close()
+    until(lambda: pair.primary.notes())
+    equal(executed(), (1, 1))
+    mark()
 
 
 def ends() -> None:
@@ -395,5 +455,5 @@ run("openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-
     "-keyout", PLACE / "key", "-out", PLACE / "certificate")
 PLACE.chmod(0o755)
 pair = Pair([host(role) for role in ROLES])
-main(files, malformed, dynamic, ends, pipelined, bodies, big, loop, promoted, again, refused, acknowledged, gates,
-     unprotected, ordinary, mistaken, clean)
+main(files, malformed, dynamic, inner, ends, pipelined, bodies, big, loop, promoted, again, refused, acknowledged,
+     gates, unprotected, ordinary, mistaken, clean)

@@ -94,6 +94,13 @@ class Host:
         self.executed_file.unlink()
         return count
 
+    def names(self) -> list[str]:
+        """What the requests were called that its program has executed since the last call."""
+        file = self.executed_file.with_name("executed.names")
+        names = file.read_text().splitlines() if file.exists() else []
+        file.unlink(missing_ok=True)
+        return names
+
     def notes(self) -> list[str]:
         """What its access log says of each request since the last call; it is written after the reply."""
         time.sleep(0.1)
