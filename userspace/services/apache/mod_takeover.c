@@ -36,6 +36,7 @@ APLOG_USE_MODULE(takeover);
 
 #define IN_MEMORY 32768		/* of a body or reply; the rest goes to a file. Well below FlushMaxThreshold */
 #define MAX_REPLY (64 << 20)
+#define MAX_BODY (64 << 20)
 #define NOTE "takeover"
 
 enum mode { UNSET, DYNAMIC, SYNC_STATIC, STATIC, OFF };
@@ -49,7 +50,7 @@ struct prefix {
 
 struct server {
 	int on, acknowledge;		/* -1: unset */
-	apr_off_t max_reply;		/* 0: unset */
+	apr_off_t max_reply, max_body;	/* 0: unset */
 	apr_array_header_t *prefixes;
 };
 
@@ -63,6 +64,13 @@ struct whole {
 	apr_bucket_brigade *held;
 	apr_file_t *file;
 	apr_off_t length, in_file;
+};
+
+/* A request's, and whether that is all of it */
+struct body {
+	struct whole whole;
+	apr_bucket_brigade *bb;
+	bool ended;
 };
 
 /* A connection that two hosts have, or had */
@@ -388,25 +396,30 @@ static int wait_for_reply(struct link *link, request_rec *r)
 
 static ap_filter_rec_t *body_handle;
 
+/* What take_body() has read. Who has a limit of a <Directory> is told as by the filter that parses bodies. */
 static apr_status_t body_filter(ap_filter_t *f, apr_bucket_brigade *bb, ap_input_mode_t mode, apr_read_type_e block,
 				apr_off_t readbytes)
 {
-	apr_bucket_brigade *body = f->ctx;
+	const struct body *body = f->ctx;
+	apr_off_t limit = ap_get_limit_req_body(f->r);
 	apr_bucket *after;
 	apr_status_t rv;
 
-	(void)block;
 	if (mode != AP_MODE_READBYTES)
 		return APR_ENOTIMPL;
-	if (APR_BRIGADE_EMPTY(body)) {
+	if (limit && body->whole.length > limit)
+		return APR_ENOSPC;
+	if (APR_BRIGADE_EMPTY(body->bb)) {
+		if (!body->ended)
+			return ap_get_brigade(f->next, bb, mode, block, readbytes);
 		APR_BRIGADE_INSERT_TAIL(bb, apr_bucket_eos_create(f->c->bucket_alloc));
 		return APR_SUCCESS;
 	}
-	rv = apr_brigade_partition(body, readbytes, &after);
+	rv = apr_brigade_partition(body->bb, readbytes, &after);
 	if (rv != APR_SUCCESS && rv != APR_INCOMPLETE)
 		return rv;
-	while (APR_BRIGADE_FIRST(body) != after && !APR_BRIGADE_EMPTY(body)) {
-		apr_bucket *b = APR_BRIGADE_FIRST(body);
+	while (APR_BRIGADE_FIRST(body->bb) != after && !APR_BRIGADE_EMPTY(body->bb)) {
+		apr_bucket *b = APR_BRIGADE_FIRST(body->bb);
 
 		APR_BUCKET_REMOVE(b);
 		APR_BRIGADE_INSERT_TAIL(bb, b);
@@ -414,48 +427,76 @@ static apr_status_t body_filter(ap_filter_t *f, apr_bucket_brigade *bb, ap_input
 	return APR_SUCCESS;
 }
 
+/* A body that this host cannot keep: it goes on alone with what it has and what comes, or, the backup, not at all */
+static int leave_body(struct link *link, request_rec *r, apr_status_t rv)
+{
+	if (rv != APR_EGENERAL)
+		ap_log_rerror(APLOG_MARK, APLOG_WARNING, rv, r, "a request's body cannot be kept");
+	if (takeover_role(link->fd, NULL) != TAKEOVER_ALONE)
+		give_up(link, rv == APR_EGENERAL ? "a request's body is longer than TakeoverMaxBody" :
+						   "a request's body cannot be kept");
+	if (!link->ended) {
+		apr_table_setn(r->notes, NOTE, "alone");
+		return link->primary ? DECLINED : OK;	/* of a copy that is alone by now, the reply may be logged */
+	}
+	r->eos_sent = 1;	/* no other filter is to add anything */
+	return DONE;
+}
+
 /*
  * Reads the body before anyone executes the request: the backup, which waits for the answer, would else let the window
- * fill. Errors here both hosts find, and answer alike.
+ * fill. Errors of the client both hosts find, and answer alike; one that this host alone has is no answer.
  */
-static int take_body(request_rec *r)
+static int take_body(struct link *link, request_rec *r)
 {
+	const struct server *server = ap_get_module_config(r->server->module_config, &takeover_module);
+	const apr_off_t max = server->max_body ? server->max_body : MAX_BODY;
+	apr_status_t kept = APR_SUCCESS;
 	apr_bucket_brigade *bb;
-	struct whole whole;
-	bool ended = false;
+	struct body *body;
 
 	if (!ap_request_has_body(r))
 		return OK;
 	bb = apr_brigade_create(r->pool, r->connection->bucket_alloc);
-	whole_start(&whole, r);
-	while (!ended) {
+	body = apr_pcalloc(r->pool, sizeof(*body));
+	whole_start(&body->whole, r);
+	while (!body->ended && kept == APR_SUCCESS) {
 		apr_status_t rv = ap_get_brigade(r->input_filters, bb, AP_MODE_READBYTES, APR_BLOCK_READ,
 						 HUGE_STRING_LEN);
-		apr_bucket *b = APR_BRIGADE_FIRST(bb);
 
-		for (; rv == APR_SUCCESS && b != APR_BRIGADE_SENTINEL(bb); b = APR_BUCKET_NEXT(b)) {
+		while (rv == APR_SUCCESS && kept == APR_SUCCESS && !APR_BRIGADE_EMPTY(bb)) {
+			apr_bucket *b = APR_BRIGADE_FIRST(bb);
 			apr_size_t length;
 			const char *data;
 
-			ended |= APR_BUCKET_IS_EOS(b);
-			if (APR_BUCKET_IS_METADATA(b))
-				continue;
-			rv = apr_bucket_read(b, &data, &length, APR_BLOCK_READ);
-			if (rv == APR_SUCCESS)
-				rv = whole_add(&whole, data, length);
+			body->ended |= APR_BUCKET_IS_EOS(b);
+			if (!APR_BUCKET_IS_METADATA(b)) {
+				rv = apr_bucket_read(b, &data, &length, APR_BLOCK_READ);
+				if (rv != APR_SUCCESS)
+					break;
+				kept = body->whole.length + (apr_off_t)length > max ? APR_EGENERAL :
+				       whole_add(&body->whole, data, length);
+			}
+			if (kept == APR_SUCCESS)
+				apr_bucket_delete(b);
 		}
 		if (rv != APR_SUCCESS)
 			return ap_map_http_request_error(rv, HTTP_BAD_REQUEST);
-		apr_brigade_cleanup(bb);
 	}
-	bb = whole_end(&whole);
-	APR_BRIGADE_INSERT_TAIL(bb, apr_bucket_eos_create(r->connection->bucket_alloc));
-	ap_add_input_filter_handle(body_handle, bb, r, r->connection);
-	return OK;
+	body->bb = whole_end(&body->whole);
+	for (apr_bucket *b = APR_BRIGADE_FIRST(bb); b != APR_BRIGADE_SENTINEL(bb); b = APR_BUCKET_NEXT(b)) {
+		body->ended |= APR_BUCKET_IS_EOS(b);
+		apr_bucket_setaside(b, r->pool);
+	}
+	APR_BRIGADE_CONCAT(body->bb, bb);
+	if (body->ended && kept == APR_SUCCESS)
+		APR_BRIGADE_INSERT_TAIL(body->bb, apr_bucket_eos_create(r->connection->bucket_alloc));
+	ap_add_input_filter_handle(body_handle, body, r, r->connection);
+	return kept == APR_SUCCESS ? OK : leave_body(link, r, kept);
 }
 
-/* Of the URL as the client wrote it: nothing that one host has on its disk decides */
-static enum mode mode_of(request_rec *r)
+/* Of the URL as the client wrote it: nothing that one host has on its disk decides. @dir: what its <Location>s say */
+static enum mode mode_of(request_rec *r, ap_conf_vector_t **dir)
 {
 	const struct server *server = ap_get_module_config(r->server->module_config, &takeover_module);
 	ap_conf_vector_t *per_dir_config = r->per_dir_config;
@@ -465,12 +506,14 @@ static enum mode mode_of(request_rec *r)
 	enum mode mode = DYNAMIC;
 	size_t best = 0;
 
+	*dir = per_dir_config;
 	if (!ap_normalize_path(path, AP_NORMALIZE_NOT_ABOVE_ROOT | AP_NORMALIZE_MERGE_SLASHES |
 				     AP_NORMALIZE_DECODE_UNRESERVED))
 		return SYNC_STATIC;	/* both answer that it is malformed */
 	r->uri = path;
 	ap_location_walk(r);
-	location = ap_get_module_config(r->per_dir_config, &takeover_module);
+	*dir = r->per_dir_config;
+	location = ap_get_module_config(*dir, &takeover_module);
 	r->uri = uri;
 	r->per_dir_config = per_dir_config;
 	if (location->mode != UNSET)
@@ -535,8 +578,9 @@ static int fixups(request_rec *r)
 	return DECLINED;
 }
 
-static int dynamic(struct link *link, request_rec *r, enum takeover_role role)
+static int dynamic(struct link *link, request_rec *r, enum takeover_role role, ap_conf_vector_t *dir)
 {
+	ap_conf_vector_t *per_dir_config = r->per_dir_config;
 	int status;
 
 	name_request(link, r);
@@ -544,10 +588,15 @@ static int dynamic(struct link *link, request_rec *r, enum takeover_role role)
 		link->own = true;
 		return DECLINED;
 	}
-	status = take_body(r);
-	if (status != OK)
+	/* The limits of its <Location>; access control comes later */
+	r->per_dir_config = dir;
+	status = take_body(link, r);
+	r->per_dir_config = per_dir_config;
+	if (status != OK && status != DECLINED)
 		return status;
 	link->own = true;
+	if (status == DECLINED)
+		return DECLINED;
 	/* Also when alone by now: the reply may be logged, and half of it sent */
 	return link->primary ? start_logging(link, r) : wait_for_reply(link, r);
 }
@@ -568,13 +617,15 @@ static const request_rec *outer_request(const request_rec *r)
  */
 static int inner_request(struct link *link, request_rec *r, const request_rec *outer)
 {
+	ap_conf_vector_t *dir;
+
 	apr_table_setn(r->notes, NOTE, apr_table_get(outer->notes, NOTE));
 	if (link->own && !r->main)
 		name_inner(link, r);
-	if (link->own || link->given_up || r->main || mode_of(r) != DYNAMIC)
+	if (link->own || link->given_up || r->main || mode_of(r, &dir) != DYNAMIC)
 		return DECLINED;
 	gate(link, false);
-	return dynamic(link, r, takeover_role(link->fd, NULL));
+	return dynamic(link, r, takeover_role(link->fd, NULL), dir);
 }
 
 /* Before every other module: what they do with a dynamic request, only one host's may do */
@@ -584,6 +635,7 @@ static int quick_handler(request_rec *r, int lookup)
 	struct link *link = link_of(c->master ? c->master : c);
 	const request_rec *outer = outer_request(r);
 	enum takeover_role role;
+	ap_conf_vector_t *dir;
 	enum mode mode;
 	uint64_t id;
 
@@ -598,7 +650,7 @@ static int quick_handler(request_rec *r, int lookup)
 	link->inner = 0;
 	apr_table_setn(r->notes, NOTE,
 		       role == TAKEOVER_PRIMARY ? "primary" : role == TAKEOVER_BACKUP ? "backup" : "alone");
-	mode = link->given_up ? OFF : mode_of(r);
+	mode = link->given_up ? OFF : mode_of(r, &dir);
 	if (mode == OFF || c->master)
 		return give_up(link, c->master ? "HTTP/2" : "its mode is off") ? HTTP_SERVICE_UNAVAILABLE : DECLINED;
 
@@ -611,7 +663,7 @@ static int quick_handler(request_rec *r, int lookup)
 			apr_table_unset(r->headers_in, "Range");
 		return DECLINED;
 	}
-	return dynamic(link, r, role);
+	return dynamic(link, r, role, dir);
 }
 
 /* === Connections === */
@@ -669,6 +721,7 @@ static void *merge_server(apr_pool_t *p, void *base_, void *add_)
 	server->on = add->on < 0 ? base->on : add->on;
 	server->acknowledge = add->acknowledge < 0 ? base->acknowledge : add->acknowledge;
 	server->max_reply = add->max_reply ? add->max_reply : base->max_reply;
+	server->max_body = add->max_body ? add->max_body : base->max_body;
 	server->prefixes = apr_array_append(p, base->prefixes, add->prefixes);
 	return server;
 }
@@ -714,15 +767,25 @@ static const char *set_acknowledge(cmd_parms *cmd, void *dir, int on)
 	return NULL;
 }
 
-static const char *set_max_reply(cmd_parms *cmd, void *dir, const char *word)
+static const char *set_bytes(cmd_parms *cmd, const char *word, apr_off_t *max)
 {
-	apr_off_t *max = &server_of(cmd)->max_reply;
 	char *end;
 
-	(void)dir;
 	if (apr_strtoff(max, word, &end, 10) != APR_SUCCESS || *end || *max < 1)
 		return apr_psprintf(cmd->pool, "%s: '%s' is not a number of bytes", cmd->cmd->name, word);
 	return NULL;
+}
+
+static const char *set_max_reply(cmd_parms *cmd, void *dir, const char *word)
+{
+	(void)dir;
+	return set_bytes(cmd, word, &server_of(cmd)->max_reply);
+}
+
+static const char *set_max_body(cmd_parms *cmd, void *dir, const char *word)
+{
+	(void)dir;
+	return set_bytes(cmd, word, &server_of(cmd)->max_body);
 }
 
 static const char *set_prefix(cmd_parms *cmd, void *dir, const char *path, const char *word)
@@ -750,6 +813,7 @@ static const command_rec directives[] = {
 	AP_INIT_FLAG("TakeoverEngine", set_engine, NULL, RSRC_CONF, "on: two hosts give the same replies"),
 	AP_INIT_FLAG("TakeoverAcknowledge", set_acknowledge, NULL, RSRC_CONF, "on: wait for the backup's word"),
 	AP_INIT_TAKE1("TakeoverMaxReply", set_max_reply, NULL, RSRC_CONF, "bytes of the largest reply that is logged"),
+	AP_INIT_TAKE1("TakeoverMaxBody", set_max_body, NULL, RSRC_CONF, "bytes of the largest body of a dynamic request"),
 	AP_INIT_TAKE2("TakeoverPrefix", set_prefix, NULL, RSRC_CONF, "start of URL paths, and their mode"),
 	AP_INIT_TAKE1("TakeoverMode", set_mode, NULL, ACCESS_CONF, "dynamic, sync-static, static or off"),
 	{ NULL }

@@ -40,7 +40,7 @@ struct link {
 	/* The request */
 	ngx_http_request_t *r;
 	struct conf *conf;
-	enum { START, BODY, ASKED, DONE } step;
+	enum { START, BODY, TAKEN, ASKED, DONE } step;
 	bool waiting;			/* for a thread */
 	bool ended;			/* meanwhile */
 	bool own;			/* the reply is made by one host alone */
@@ -226,8 +226,12 @@ static ngx_int_t add(struct link *link, u_char *data, size_t size)
 	b.memory = 1;
 	cl.buf = &b;
 	written = ngx_write_chain_to_temp_file(link->file, &cl);
-	link->file->offset += ngx_max(written, 0);
-	return written < 0 ? NGX_ERROR : NGX_OK;
+	if (written < 0) {
+		link->in_memory -= part;	/* whoever asked has it still */
+		return NGX_ERROR;
+	}
+	link->file->offset += written;
+	return NGX_OK;
 }
 
 static off_t length(const struct link *link)
@@ -271,7 +275,7 @@ static ngx_int_t make_out(struct link *link)
 	for (int i = 0; i < 2; i++) {
 		ngx_buf_t *b;
 
-		if (i ? !link->file : !link->in_memory)
+		if (i ? !link->file || !link->file->offset : !link->in_memory)
 			continue;
 		b = ngx_calloc_buf(link->r->pool);
 		*last = ngx_alloc_chain_link(link->r->pool);
@@ -487,6 +491,7 @@ static ngx_int_t post_read(ngx_http_request_t *r)
 
 static void body_read(ngx_http_request_t *r)
 {
+	link_of(r->connection)->step = TAKEN;
 	r->preserve_body = 1;
 	r->write_event_handler = ngx_http_core_run_phases;
 	ngx_http_core_run_phases(r);
@@ -508,6 +513,19 @@ static ngx_int_t decided(struct link *link)
 		give_up(link, "the primary's reply could not be logged");
 		return NGX_ERROR;
 	}
+}
+
+/* What the client has done wrong, both hosts find. All else in a body that is being read is an error of this host's alone */
+static bool own_error(ngx_uint_t status)
+{
+	return status < NGX_HTTP_BAD_REQUEST || status >= NGX_HTTP_INTERNAL_SERVER_ERROR;
+}
+
+static bool body_failed(struct link *link)
+{
+	link->step = DONE;
+	link->note = "alone";
+	return give_up(link, "a request's body cannot be kept");
 }
 
 static ngx_int_t dynamic(struct link *link, ngx_http_request_t *r)
@@ -552,6 +570,11 @@ static ngx_int_t preaccess(ngx_http_request_t *r)
 		}
 		return dynamic(link, r);
 	case BODY:
+		/* It has not been read, and this is the error's page */
+		if (own_error(r->err_status))
+			return body_failed(link) ? NGX_ERROR : NGX_DECLINED;
+		/* Fall through */
+	case TAKEN:
 		link->step = ASKED;
 		rc = start(link, link->primary ? begin : wait_for_reply);
 		return rc == NGX_OK ? NGX_DONE : NGX_HTTP_INTERNAL_SERVER_ERROR;
@@ -578,6 +601,8 @@ static ngx_int_t header_filter(ngx_http_request_t *r)
 
 	if (conf->on && !link)		/* of a request that could not be parsed */
 		link = new_link(r->connection);
+	if (link && link->r == r && link->step == BODY && own_error(r->headers_out.status) && body_failed(link))
+		return NGX_ERROR;
 	if (link && link->role != TAKEOVER_OFF && !link->own && !link->given_up)
 		r->headers_out.date = &none;
 	return next_header_filter(r);

@@ -73,9 +73,12 @@ SetOutputFilter DEFLATE
     RewriteEngine on
     RewriteRule ^pretty$ /cgi-bin/program?7 [L]
 </Directory>
-<Location /limited>
+<Directory {place}/cgi-bin/narrow>
     LimitRequestBody 1000
-</Location>
+</Directory>
+<LocationMatch ^/(limited|cgi-bin/limited)>
+    LimitRequestBody 1000
+</LocationMatch>
 <Location /cgi-bin/gone>
     ErrorDocument 404 /static/small
 </Location>
@@ -92,6 +95,7 @@ TakeoverPrefix /proxy/ dynamic
 TakeoverPrefix /ungated static
 TakeoverPrefix /pages/ dynamic
 TakeoverMaxReply 30000000
+TakeoverMaxBody 10000000
 <Location /alias/program>
     TakeoverMode dynamic
 </Location>
@@ -117,7 +121,7 @@ Listen 127.0.0.1:{ports[3]}
 def host(role: str) -> Host:
     place, ports = writable(PLACE / role), [free_port() for _ in range(4)]
     www, cgi = writable(place / "www/static"), writable(place / "cgi-bin")
-    pages = writable(place / "www/pages")
+    pages, narrow = writable(place / "www/pages"), writable(cgi / "narrow")
     for name, data in (("small", SMALL), ("large", LARGE)):
         (www / name).write_bytes(data)
         os.utime(www / name, (1e9, 1e9))
@@ -129,7 +133,8 @@ def host(role: str) -> Host:
         os.utime(directory / "page.shtml", (1e9, 1e9))
     (cgi / "fixed").write_text('#!/bin/sh\necho >> "$EXECUTED"\nprintf "Content-Type: text/plain\\r\\n\\r\\nfixed"\n')
     (cgi / "fixed").chmod(0o755)
-    shutil.copy(HERE / "program", cgi)
+    for at in cgi / "program", cgi / "limited", narrow / "program":
+        shutil.copy(HERE / "program", at)
     if role == "primary":
         shutil.copy(HERE / "program", cgi / "primary-only")
     writable(place / "tmp")
@@ -170,11 +175,16 @@ def malformed() -> None:
                          (request(DYNAMIC, "Transfer-Encoding: chunked", method="POST", body=b"zz\r\nxx\r\n"), 400),
                          (request(DYNAMIC, *CONTINUE, "Transfer-Encoding: chunked", method="POST", body=b"zz\r\n"), 400),
                          (request(DYNAMIC, "Content-Length: 200000000", method="POST"), 413),
-                         (request("/limited/x", method="POST", body=b"x" * 2000), 413)):
+                         (request("/limited/x", method="POST", body=b"x" * 2000), 413),
+                         (request("/cgi-bin/limited", method="POST", body=b"x" * 2000), 413)):
         reply = split(pair.same(data, later=1.1 if b"9.9" in data else 0))[-1]
         equal((data[:40], int(reply[0].split()[1])), (data[:40], status))
         assert "date" not in reply[1], reply
     equal(pair.executed(), (0, 0))
+    # A directory's limit the primary alone comes to know
+    reply = split(pair.same(request("/cgi-bin/narrow/program", method="POST", body=b"x" * 2000, last=True)))[-1]
+    equal((int(reply[0].split()[1]), pair.backup.executed()), (413, 0))
+    pair.executed()
 
 
 def dynamic() -> None:
@@ -281,6 +291,12 @@ def bodies() -> None:
     posts = [request(path, method="POST", body=BODY) for path in ("/proxy/x", "/cgi-bin/none")]
     replies = split(pair.same(b"".join(posts) + TAIL))
     equal([r[0].split()[1] for r in replies], ["200", "404", "200"])
+    # Longer than is kept: the primary goes on alone, and has all of it
+    for fields, data in ([], BODY * 11), (["Transfer-Encoding: chunked"], chunked(BODY * 11, 77777)):
+        a, b = pair.both(request(DYNAMIC + "?7", *fields, method="POST", body=data) + TAIL)
+        replies = split(a)
+        equal((replies[0][2][:-7] == b"primary\n" + BODY * 11, replies[1][2] == SMALL, b), (True, True, RESET))
+        equal(pair.executed(), (1, 0))
     # A client that waits to be told to go on, by each of the two
     for path in (DYNAMIC, "/static/small"):
         client = Client(pair)
@@ -370,6 +386,19 @@ def widowed() -> None:
     client.close()
     mark()
     pair.executed()
+
+
+def own_errors() -> None:
+    """A body that one host has no room for ends its copy, or its protection: it is no answer"""
+    for h in pair.hosts:
+        for fields, data in ([], BODY[:300000]), (["Transfer-Encoding: chunked"], chunked(BODY[:300000], 7777)):
+            mark(f"no-room-{h.role}")
+            a, b = pair.both(request(DYNAMIC + "?7", *fields, method="POST", body=data) + TAIL)
+            replies = split(a)
+            equal((replies[0][2][:-7] == b"primary\n" + BODY[:300000], replies[1][2] == SMALL, b), (True, True, RESET))
+            equal(pair.executed(), (1, 0))
+        assert "body cannot be kept" in h.errors.read_text()
+    mark()
 
 
 def again() -> None:
@@ -504,6 +533,7 @@ def mistaken() -> None:
                           ("TakeoverPrefix x dynamic", "'x' does not start with a slash"),
                           ("TakeoverPrefix /x", "takes two arguments"),
                           ("TakeoverMaxReply 0", "'0' is not a number of bytes"),
+                          ("TakeoverMaxBody 0", "'0' is not a number of bytes"),
                           ("TakeoverMaxReply 1G", "'1G' is not a number of bytes"),
                           ("TakeoverEngine maybe", "must be On or Off"), ("TakeoverMode dynamic", "not allowed here"),
                           ("<Directory />\nTakeoverMode dynamic\n</Directory>", "cannot occur within <Directory>")):
@@ -524,5 +554,5 @@ run("openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-
     "-keyout", PLACE / "key", "-out", PLACE / "certificate")
 PLACE.chmod(0o755)
 pair = Pair([host(role) for role in ROLES])
-main(files, malformed, dynamic, inner, ends, pipelined, bodies, big, proxied, promoted, widowed, again, refused,
-     acknowledged, gates, unprotected, ordinary, mistaken, clean)
+main(files, malformed, dynamic, inner, ends, pipelined, bodies, big, proxied, promoted, widowed, own_errors, again,
+     refused, acknowledged, gates, unprotected, ordinary, mistaken, clean)

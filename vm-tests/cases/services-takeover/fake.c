@@ -8,6 +8,7 @@
  *   no-log      the log cannot be reached
  *   full        it takes no more
  *   wait        an acknowledgement does not come
+ *   no-room-ROLE  files without a name cannot be written to
  *   again       connections have got a new backup, and another name
  */
 #include <errno.h>
@@ -19,6 +20,8 @@
 #include <sys/sendfile.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
+#include <sys/uio.h>
 #include <unistd.h>
 
 #include <takeover.h>
@@ -34,6 +37,34 @@ static bool there(const char *name)
 
 	snprintf(path, sizeof(path), "%s/%s", getenv("FAKE_LOG"), name);
 	return !access(path, F_OK);
+}
+
+/* Theirs for what they keep of a request or a reply */
+static bool no_room(int fd)
+{
+	struct stat stat;
+	char name[32];
+
+	snprintf(name, sizeof(name), "no-room-%s", getenv("FAKE_ROLE"));
+	if (!getenv("FAKE_LOG") || !there(name) || fstat(fd, &stat) || !S_ISREG(stat.st_mode) || stat.st_nlink)
+		return false;
+	errno = ENOSPC;
+	return true;
+}
+
+ssize_t write(int fd, const void *data, size_t size)
+{
+	return no_room(fd) ? -1 : syscall(SYS_write, fd, data, size);
+}
+
+ssize_t pwrite64(int fd, const void *data, size_t size, off_t offset)
+{
+	return no_room(fd) ? -1 : syscall(SYS_pwrite64, fd, data, size, offset);
+}
+
+ssize_t pwritev64(int fd, const struct iovec *data, int count, off_t offset)
+{
+	return no_room(fd) ? -1 : syscall(SYS_pwritev, fd, data, count, offset, 0);
 }
 
 static int make(const char *name, const char *end, int flags)
@@ -77,10 +108,14 @@ enum takeover_role takeover_role(int fd, uint64_t *id)
 int takeover_leave(int fd)
 {
 	struct sockaddr none = { .sa_family = AF_UNSPEC };
+	char name[64];
+	uint64_t id;
 
 	/* Seen by the test's client, as the real one would not be */
 	if (!primary())
 		connect(fd, &none, sizeof(none));
+	else if (takeover_role(fd, &id) == TAKEOVER_PRIMARY && snprintf(name, sizeof(name), "%lu", (unsigned long)id) > 0)
+		close(make(name, ".left", 0));
 	return 0;
 }
 
@@ -154,12 +189,13 @@ void takeover_reply_abort(struct takeover_reply *reply)
 
 enum takeover_verdict takeover_reply_wait(int fd, uint64_t id, uint64_t number, struct takeover_result *result)
 {
-	char name[64], whole[80], refused[80];
+	char name[64], whole[80], refused[80], left[64];
 	struct stat stat;
 
 	snprintf(name, sizeof(name), "%lu.%lu", (unsigned long)id, (unsigned long)number);
 	snprintf(whole, sizeof(whole), "%s.whole", name);
 	snprintf(refused, sizeof(refused), "%s.refused", name);
+	snprintf(left, sizeof(left), "%lu.left", (unsigned long)id);
 	for (; ; usleep(1000)) {
 		bool promoted = takeover_role(fd, NULL) != TAKEOVER_BACKUP;
 
@@ -170,7 +206,7 @@ enum takeover_verdict takeover_reply_wait(int fd, uint64_t id, uint64_t number, 
 			become(whole, "", ".given");
 			return TAKEOVER_REPLY;
 		}
-		if (there(refused)) {
+		if (there(refused) || there(left)) {
 			takeover_leave(fd);
 			return TAKEOVER_REFUSED;
 		}

@@ -66,6 +66,11 @@ http {{
             takeover_mode dynamic;
             error_page 404 =200 /small;
         }}
+        location /failing/ {{
+            takeover_mode dynamic;
+            error_page 500 /small;
+            proxy_pass http://127.0.0.1:{backends[role].port};
+        }}
         location /gone {{
             takeover_mode dynamic;
             error_page 404 /small;
@@ -326,6 +331,29 @@ def promoted() -> None:
     mark()
 
 
+def own_errors() -> None:
+    """What one host has no room for ends its copy, or its protection: the backup makes no answer of it"""
+    body = BODY[:300000]
+    for role, status in ("backup", "200"), ("primary", "500"):
+        for fields, data in ([], body), (["Transfer-Encoding: chunked"], chunked(body, 7777)):
+            mark(f"no-room-{role}")
+            a, b = pair.both(request("/app/?7", *fields, method="POST", body=data, last=True))
+            (line, _, got), = split(a)
+            equal((line.split()[1], b), (status, RESET))
+            equal((executed(), status == "500" or got[2:-7] == body), ((int(status == "200"), 0), True))
+            # With a page for the error
+            a, b = pair.both(request("/failing/?7", *fields, method="POST", body=data, last=True))
+            (line, _, got), = split(a)
+            equal((line.split()[1], b, executed()[1], status == "200" or got == SMALL), (status, RESET, 0, True))
+    # A reply that has no room, either: it comes whole all the same
+    a, b = pair.both(request("/stream/?300000", method="POST", body=BODY[:8000]) + TAIL)
+    replies = split(a)
+    equal((len(replies), replies[0][2][2:8002] == BODY[:8000], len(replies[0][2]), replies[1][2], b),
+          (2, True, 308002, SMALL, RESET))
+    executed()
+    mark()
+
+
 def again() -> None:
     """The primary goes on alone; protected again, by a backup to which the connection is new"""
     client = Client(pair)
@@ -455,5 +483,5 @@ run("openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-
     "-keyout", PLACE / "key", "-out", PLACE / "certificate")
 PLACE.chmod(0o755)
 pair = Pair([host(role) for role in ROLES])
-main(files, malformed, dynamic, inner, ends, pipelined, bodies, big, loop, promoted, again, refused, acknowledged,
-     gates, unprotected, ordinary, mistaken, clean)
+main(files, malformed, dynamic, inner, ends, pipelined, bodies, big, loop, promoted, own_errors, again, refused,
+     acknowledged, gates, unprotected, ordinary, mistaken, clean)
