@@ -545,6 +545,8 @@ static void gate(struct link *link, bool open)
 /* Of a connection that is protected again its new backup knows nothing: to that one it begins now */
 static void begin_link(struct link *link, enum takeover_role role, uint64_t id)
 {
+	if (link->id)
+		takeover_gate(link->fd, false);
 	link->id = id;
 	link->requests = 0;
 	link->primary = role == TAKEOVER_PRIMARY;

@@ -470,6 +470,8 @@ static ngx_int_t post_read(ngx_http_request_t *r)
 	link->role = role = takeover_role(c->fd, &id);
 	if (id != link->id) {
 		/* Also of a connection that is protected again: to its new backup it begins now */
+		if (link->id)
+			takeover_gate(c->fd, false);
 		link->id = id;
 		link->requests = 0;
 		link->primary = role == TAKEOVER_PRIMARY;

@@ -406,6 +406,9 @@ def again() -> None:
     client = Client(pair)
     client.send(request(DYNAMIC) + request("/static/small"))
     client.read(rest=1.5)
+    client.send(request("/ungated"))
+    client.read(rest=1.5)
+    equal((LOG / "gates").read_text(), "1")
     mark("alone")
     client._send(client.sockets[0], request(DYNAMIC), 0)
     client._read(client.sockets[0], -1, 1.5)
@@ -415,6 +418,8 @@ def again() -> None:
     client.send(request(DYNAMIC) + request("/ungated") + TAIL)
     a, b = client.read()
     equal((a == b, len(split(a)), pair.executed()), (True, 3, (3, 0)))
+    # Its gate is shut, whatever was so before
+    equal((LOG / "gates").read_text()[:1], "0")
     client.close()
     mark()
 
