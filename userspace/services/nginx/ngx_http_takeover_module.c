@@ -21,6 +21,7 @@ enum { DYNAMIC, SYNC_STATIC, STATIC, OFF };
 /* What the backup must know of a reply beside its bytes: it ends the log */
 #define TAIL 64
 #define TAIL_FORMAT "%d %d %lu"
+#define NAME_SIZE 64
 
 struct conf {
 	ngx_flag_t on, acknowledge;
@@ -41,6 +42,7 @@ struct link {
 	ngx_http_request_t *r;
 	struct conf *conf;
 	enum { START, BODY, TAKEN, ASKED, DONE } step;
+	unsigned int inner;		/* what it has led to in this server, and is named */
 	bool waiting;			/* for a thread */
 	bool ended;			/* meanwhile */
 	bool own;			/* the reply is made by one host alone */
@@ -482,6 +484,7 @@ static ngx_int_t post_read(ngx_http_request_t *r)
 	link->r = r;
 	link->conf = conf;
 	link->step = START;
+	link->inner = 0;
 	link->own = link->ended = false;
 	link->note = role == TAKEOVER_PRIMARY ? "primary" : role == TAKEOVER_BACKUP ? "backup" : "alone";
 	cln->handler = request_ends;
@@ -625,16 +628,50 @@ static ngx_int_t note(ngx_http_request_t *r, ngx_http_variable_value_t *v, uintp
 	return NGX_OK;
 }
 
+/*
+ * The same on both hosts: who executes it a second time can say that it is the same request. What a page includes, and
+ * what answers in the place of another location, has a name of its own.
+ */
+static ngx_int_t request_name(ngx_http_request_t *r, ngx_http_variable_value_t *v, uintptr_t data)
+{
+	u_char *name = ngx_http_get_module_ctx(r, ngx_http_takeover_module);
+	struct link *link = link_of(r->connection);
+
+	(void)data;
+	v->not_found = !link || link->role == TAKEOVER_OFF || !link->requests;
+	if (v->not_found)
+		return NGX_OK;
+	if (!name) {
+		const bool inner = r != r->main || r->internal;
+
+		name = ngx_pnalloc(r->pool, NAME_SIZE);
+		if (!name)
+			return NGX_ERROR;
+		snprintf((char *)name, NAME_SIZE, inner ? "%016lx-%lu.%u" : "%016lx-%lu", (unsigned long)link->id,
+			 (unsigned long)link->requests, inner ? ++link->inner : 0);
+		ngx_http_set_ctx(r, name, ngx_http_takeover_module);
+	}
+	v->data = name;
+	v->len = ngx_strlen(name);
+	v->valid = 1;
+	v->no_cacheable = 1;
+	return NGX_OK;
+}
+
 /* === Configuration === */
 
-static ngx_int_t add_variable(ngx_conf_t *cf)
+static ngx_int_t add_variables(ngx_conf_t *cf)
 {
-	ngx_str_t name = ngx_string("takeover");
-	ngx_http_variable_t *var = ngx_http_add_variable(cf, &name, NGX_HTTP_VAR_NOCACHEABLE);
+	static ngx_str_t names[] = { ngx_string("takeover"), ngx_string("takeover_request") };
+	static const ngx_http_get_variable_pt handlers[] = { note, request_name };
 
-	if (!var)
-		return NGX_ERROR;
-	var->get_handler = note;
+	for (int i = 0; i < 2; i++) {
+		ngx_http_variable_t *var = ngx_http_add_variable(cf, &names[i], NGX_HTTP_VAR_NOCACHEABLE);
+
+		if (!var)
+			return NGX_ERROR;
+		var->get_handler = handlers[i];
+	}
 	return NGX_OK;
 }
 
@@ -700,7 +737,7 @@ static ngx_command_t commands[] = {
 };
 
 static ngx_http_module_t hooks = {
-	.preconfiguration = add_variable,
+	.preconfiguration = add_variables,
 	.postconfiguration = hook,
 	.create_loc_conf = create_conf,
 	.merge_loc_conf = merge_conf,

@@ -47,6 +47,7 @@ http {{
     takeover on;
     takeover_mode sync-static;
     takeover_max_reply 30000000;
+    proxy_set_header Idempotency-Key $takeover_request;
     {more}
     server {{
         listen 127.0.0.1:{ports[0]};
@@ -202,7 +203,9 @@ def inner() -> None:
         ("/gone", "404", SMALL), (after, "200", 10), ("/try/x?20", "200", 20), (after, "200", 10),
         ("/asked/small", "200", SMALL), ("/static-page", "200", SMALL + b"B" + SMALL + b"C" + SMALL),
         ("/pages/page", "200", len(SMALL)), (after, "200", 10)]
+    backends["primary"].keys.clear()
     client = Client(pair)
+    port = client.sockets[0].getsockname()[1]
     client.send(b"".join(request(path) for path, _, _ in cases) + TAIL)
     a, b = client.read()
     replies = split(a)
@@ -213,10 +216,13 @@ def inner() -> None:
         else:
             assert body < len(reply[2]) < body + 10, (path, reply)
     equal(executed(), (7, 0))
+    equal(backends["primary"].keys, [f"{port:016x}-{name}" for name in ("2", "3.1", "4", "5.1", "7.1", "7.2", "8")])
     until(lambda: not list(LOG.glob("*.part")))
     # Begun on one, and executed again by the other
     for h in pair.hosts:
         h.notes()
+    for b in backends.values():
+        b.keys.clear()
     backends["primary"].hold.clear()
     client = Client(pair)
     client.send(request("/small") + request("/try/x?9") + TAIL)
@@ -226,7 +232,7 @@ def inner() -> None:
     backends["primary"].hold.set()
     client.close()
     until(lambda: pair.primary.notes())
-    equal(executed(), (1, 1))
+    equal((executed(), backends["primary"].keys), ((1, 1), backends["backup"].keys))
     mark()
 
 

@@ -252,6 +252,7 @@ class Backend:
         self.listener = socket.create_server(("127.0.0.1", 0))
         self.port = self.listener.getsockname()[1]
         self.count = 0
+        self.keys: list[str] = []
         self.hold = threading.Event()
         self.hold.set()
         threading.Thread(target=self.serve, daemon=True).start()
@@ -267,6 +268,7 @@ class Backend:
                 head += line
             body = lines.read(int((re.findall(rb"(?i)\ncontent-length: (\d+)", head) or [0])[0]))
             self.count += 1
+            self.keys += re.findall(r"(?i)\nidempotency-key: (\S+)", head.decode())
             size = int((re.findall(rb"\?(\d+) HTTP", head) or [100])[0])
             body = f"{self.count} ".encode() + body + os.urandom(size)
             self.hold.wait()
