@@ -276,7 +276,16 @@ static bool knows(const char *command, const char *given)
 	return given[strspn(given, options)] == 0;
 }
 
-int main(int argc, char **argv)
+/* The status; what could not be written is an error */
+static int written(int status)
+{
+	if (!fflush(stdout) && !ferror(stdout))
+		return status;
+	fputs("rescuectl: not all of the output could be written\n", stderr);
+	return status ?: 1;
+}
+
+static int obey(int argc, char **argv)
 {
 	static const struct option options[] = {
 		{ "value", required_argument, NULL, 'v' },
@@ -350,4 +359,9 @@ int main(int argc, char **argv)
 	if (!strcmp(command, "cascade") && argc)
 		return cascade(argv);
 	return usage(stderr, 2);
+}
+
+int main(int argc, char **argv)
+{
+	return written(obey(argc, argv));
 }

@@ -110,6 +110,17 @@ def said() -> None:
         ctl(*wrong, ok=2)
 
 
+def unwritten() -> None:
+    """What it cannot write is an error"""
+    for words in (("list",), ("list", "--json"), ("show", PROGRAM, "plain"), ("suggest", PROGRAM), ("check", "/etc/perdure/none"), ("--help",),
+                  ("--version",), ("test", PROGRAM, "plain", "--value", 1, "--", "true")):
+        with open("/dev/full", "w") as full:
+            done = subprocess.run([str(RESCUECTL), *map(str, words)], stdout=full, stderr=subprocess.PIPE, text=True)
+        assert done.returncode == 1 and "not all of the output could be written" in done.stderr, f"{words}: {done}"
+    with open("/dev/full", "w") as full:
+        equal(subprocess.run([RESCUECTL], stdout=full, stderr=subprocess.DEVNULL).returncode, 2)
+
+
 def cascading() -> None:
     """--output cascade, and a command whose sockets have it"""
     ctl("add", PROGRAM, "plain", "--value", 1, "--output", "cascade")
@@ -448,4 +459,4 @@ def recorded() -> None:
     assert said.count("deadline  rescue: late returns an error") == 3, said[-500:]
 
 
-main(shapes, said, cascading, own_scopes, files, reloaded, whose, tried, suggested, completed, recorded)
+main(shapes, said, unwritten, cascading, own_scopes, files, reloaded, whose, tried, suggested, completed, recorded)
