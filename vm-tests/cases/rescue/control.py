@@ -19,6 +19,7 @@ from points import BUILD, equal, main, run, running  # noqa: E402
 
 RESCUECTL = BUILD / "userspace/userspace/rescue/rescuectl"
 COMPLETION = Path(os.environ["PERDURE_TOP"]) / "userspace/rescue/rescuectl.bash"
+UNIT = COMPLETION.with_name("rescue-points.service")
 PROGRAM = BUILD / "userspace/vm-tests/cases/rescue/rescue-functions"
 PLAIN = PROGRAM.with_name("rescue-functions-plain")
 scratch = tempfile.TemporaryDirectory(prefix="rescue-")
@@ -261,6 +262,26 @@ def reloaded() -> None:
     ctl("remove", "up")
 
 
+def mounted() -> None:
+    """A point keeps its mount, of a namespace that is gone, too; the unit has no namespace of its own"""
+    place = PLACE / "mounted"
+    place.mkdir()
+    run("mount", "-t", "tmpfs", "none", place)
+    shutil.copy(PROGRAM, place / "program")
+    ctl("add", place / "program", "plain", "--value", 1)
+    assert "busy" in run("umount", place, ok=None)
+    ctl("remove", "plain")
+    run("unshare", "-m", "--propagation", "slave", RESCUECTL, "add", place / "program", "plain", "--value", 1)
+    run("umount", place)
+    equal(point("plain")["value"], 1)
+    ctl("remove", "plain")
+    # systemd.exec(5): what makes a mount namespace
+    names = re.findall(r"^(\w+)=", UNIT.read_text(), re.M)
+    assert "ExecStart" in names, names
+    equal([name for name in names if re.match(r"Protect|Private|Proc|ReadOnly|ReadWrite|Inaccessible|Exec(Paths|SearchPath)|NoExec|Bind|Temporary|Root|"
+                                              r"Mount|Extension|Dynamic|LogNamespace|NetworkNamespace|(Runtime|State|Cache|Logs)Dir", name)], [])
+
+
 def whose() -> None:
     """Only root adds points to what is not his own; a file that is replaced has none"""
     assert "for root" in ctl("add", PROGRAM, "plain", "--value", 1, ok=1, user=65534)
@@ -459,4 +480,4 @@ def recorded() -> None:
     assert said.count("deadline  rescue: late returns an error") == 3, said[-500:]
 
 
-main(shapes, said, unwritten, cascading, own_scopes, files, reloaded, whose, tried, suggested, completed, recorded)
+main(shapes, said, unwritten, cascading, own_scopes, files, reloaded, mounted, whose, tried, suggested, completed, recorded)
