@@ -8,6 +8,7 @@
 #include <sys/sysmacros.h>
 #include <unistd.h>
 
+#include "notes.h"
 #include "numbers.h"
 #include "points.h"
 
@@ -83,16 +84,40 @@ const char *point_name(const json_t *point)
 	return json_string_value(json_object_get(point, "name"));
 }
 
+static bool is_own(const json_t *point, const char *name)
+{
+	return point_number(point, "id") && point_number(point, "uid") == geteuid() && !strcmp(point_name(point), name);
+}
+
 long long points_find(json_t *points, const char *name)
 {
+	long long id = 0;
 	json_t *point;
 	size_t i;
 
 	json_array_foreach(points, i, point) {
-		if (point_number(point, "id") && point_number(point, "uid") == geteuid() && !strcmp(point_name(point), name))
-			return point_number(point, "id");
+		if (is_own(point, name))
+			id = point_number(point, "id");
 	}
-	return 0;
+	return id;
+}
+
+unsigned int points_remove(json_t *points, const char *name, int *errors)
+{
+	unsigned int removed = 0;
+
+	for (size_t i = json_array_size(points); i-- > 0;) {
+		json_t *point = json_array_get(points, i);
+
+		if (!is_own(point, name))
+			continue;
+		if (point_remove(point_number(point, "id"), name))
+			++*errors;
+		else
+			removed++;
+		json_array_remove(points, i);
+	}
+	return removed;
 }
 
 json_t *points_get(json_t *points, long long id)
@@ -195,41 +220,95 @@ static bool is_same(const json_t *one, const json_t *other)
 	return true;
 }
 
-/* The new one is there before the old one goes: if it cannot be added, the old one stays */
-static enum point_placed replace(const struct point *point, const json_t *old, long long id)
+/* The same function of the file that was at that path before: is it there for somebody? */
+static bool is_needed(json_t *old, const struct point *point, const char *file, const struct notes *notes)
 {
-	json_t *points = points_read();
-	const bool same = is_same(points_get(points, id), old);
+	const json_t *note = notes_of(notes, old);
+	const char *number = note_text(note, "file");
 
-	json_decref(points);
-	if (point_remove(same ? id : point_number(old, "id"), point->name))
-		return POINT_WRONG;
-	return same ? POINT_THERE : POINT_REPLACED;
+	return !strcmp(note_text(note, "binary"), point->binary) && !strcmp(note_text(note, "symbol"), point->symbol) &&
+	       *file && *number && strcmp(number, file) && file_is_executed(number);
 }
 
-enum point_placed point_place(const struct point *point, json_t *before)
+/* Those of its name that were there before, without the one that stays; @is_new: the last one of them is replaced by that. */
+static bool clear(const struct point *point, long long stays, bool is_new, const char *file, json_t *before, const struct notes *notes,
+		  unsigned int *counts)
 {
-	json_t *old = points_get(before, points_find(before, point->name)), *expected;
+	const long long last = points_find(before, point->name);
+	bool good = true;
+	json_t *old;
+	size_t i;
+
+	json_array_foreach(before, i, old) {
+		const long long id = point_number(old, "id");
+
+		if (!is_own(old, point->name) || id == stays)
+			continue;
+		if (is_needed(old, point, file, notes))
+			counts[POINT_KEPT]++;
+		else if (point_remove(id, point->name))
+			good = false;
+		else if (!is_new || id != last)
+			counts[POINT_REMOVED]++;
+	}
+	return good;
+}
+
+/* One of its name that is as it is to be; 0: none */
+static long long find_same(const json_t *expected, const char *name, json_t *before)
+{
+	json_t *old;
+	size_t i;
+
+	json_array_foreach(before, i, old) {
+		if (is_own(old, name) && is_same(expected, old))
+			return point_number(old, "id");
+	}
+	return 0;
+}
+
+/* Its number, or -1: what is wrong has been said. The new one is there before the old one goes: if it cannot be added, the old one stays. */
+static long long set(const struct point *point, int fd, const struct function *function, json_t *before)
+{
+	json_t *expected = expect(point, fd, function), *points;
+	long long id, same = find_same(expected, point->name, before);
+
+	json_decref(expected);
+	if (same)
+		return same;
+	id = point_add(point, fd, function);
+	if (id < 0) {
+		complain_add(point->name);
+		return -1;
+	}
+	points = points_read();
+	same = find_same(points_get(points, id), point->name, before);
+	json_decref(points);
+	if (same && point_remove(id, point->name))
+		return -1;
+	return same ?: id;
+}
+
+void point_place(const struct point *point, json_t *before, struct notes *notes, unsigned int *counts)
+{
+	const bool old = points_find(before, point->name);
 	enum point_placed placed = POINT_WRONG;
+	char file[FILE_NUMBER];
 	struct function function;
 	const int fd = point_open(point, &function);
-	long long id;
+	const long long id = fd < 0 ? -1 : set(point, fd, &function, before);
 
-	if (fd < 0)
-		return POINT_WRONG;
-	expected = expect(point, fd, &function);
-	if (old && is_same(expected, old)) {
-		placed = POINT_THERE;
-	} else {
-		id = point_add(point, fd, &function);
-		if (id < 0)
-			complain_add(point->name);
-		else
-			placed = old ? replace(point, old, id) : POINT_NEW;
+	if (id > 0) {
+		const bool is_new = !points_get(before, id);
+
+		file_number(fd, file);
+		if (clear(point, id, is_new, file, before, notes, counts))
+			placed = !is_new ? POINT_THERE : old ? POINT_REPLACED : POINT_NEW;
+		notes_put(notes, id, point, file);
 	}
-	json_decref(expected);
-	close(fd);
-	return placed;
+	counts[placed]++;
+	if (fd >= 0)
+		close(fd);
 }
 
 int point_remove(long long id, const char *name)

@@ -7,6 +7,7 @@
 #include <stdio.h>
 
 #include "config.h"
+#include "notes.h"
 
 #define POINTS_FILE	"/proc/rescue"
 
@@ -20,8 +21,10 @@ long rescue(unsigned int op, unsigned long arg, size_t size);
 /* One object for each point; NULL and errno: the kernel does not say */
 json_t *points_read(void);
 
-/* The number of one's own point of that name; 0: there is none */
+/* The number of one's own point of that name, of several the last one; 0: there is none */
 long long points_find(json_t *points, const char *name);
+/* Takes all of one's own of that name away, from @points, too: how many. What is wrong has been said, and is counted. */
+unsigned int points_remove(json_t *points, const char *name, int *errors);
 /* The point of that number, or NULL */
 json_t *points_get(json_t *points, long long id);
 
@@ -37,11 +40,14 @@ long long point_add(const struct point *point, int fd, const struct function *fu
 /* Opens its file and finds the function; -1: what is wrong has been said */
 int point_open(const struct point *point, struct function *function);
 
-/* POINT_NEW is one that is there in addition, POINT_REPLACED one in the place of another one, as what it was to be has changed. */
-enum point_placed { POINT_WRONG, POINT_NEW, POINT_REPLACED, POINT_THERE };
+/*
+ * POINT_NEW is one that is there in addition, POINT_REPLACED one in the place of another one, as what it was to be has changed. POINT_KEPT is
+ * one of a file that was replaced, and that somebody still executes, POINT_REMOVED one for which there is no reason any more.
+ */
+enum point_placed { POINT_WRONG, POINT_NEW, POINT_REPLACED, POINT_THERE, POINT_KEPT, POINT_REMOVED, POINT_COUNTS };
 
-/* Lets the kernel have it as it is to be; @before is what it had. What is wrong has been said. */
-enum point_placed point_place(const struct point *point, json_t *before);
+/* Lets the kernel have it as it is to be, and counts what became of it; @before is what it had. What is wrong has been said. */
+void point_place(const struct point *point, json_t *before, struct notes *notes, unsigned int *counts);
 int point_remove(long long id, const char *name);
 
 #endif

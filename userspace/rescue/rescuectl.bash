@@ -64,7 +64,7 @@ _rescuectl() {
 		;;
 	show | suggest) [[ $n -ne 0 ]] || _rescuectl_files ;;
 	remove)
-		_rescuectl_offer < <(echo --all; awk '!/(^| )id=0 / { for (i = 1; i <= NF; i++) if (sub(/^name=/, "", $i)) print $i }' \
+		_rescuectl_offer < <(echo --all; awk '!/(^| )id=0 / { for (i = 1; i <= NF; i++) if (sub(/^name=/, "", $i) && !seen[$i]++) print $i }' \
 			/proc/rescue 2>/dev/null)
 		;;
 	list) mapfile -t COMPREPLY < <(compgen -W --json -- "$cur") ;;

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 /* rescuectl: functions that return an error when they fault. See rescuectl(8). */
 #include <errno.h>
+#include <fcntl.h>
 #include <getopt.h>
 #include <inttypes.h>
 #include <jansson.h>
@@ -8,6 +9,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "points.h"
@@ -34,13 +36,59 @@ static int usage(FILE *to, int status)
 	return status;
 }
 
+/* What has become of the program at its path: NULL: it is the same, or nothing is known */
+static const char *changed(const json_t *note)
+{
+	const char *binary = note_text(note, "binary"), *number = note_text(note, "file"), *how = NULL;
+	char now[FILE_NUMBER];
+	struct stat st;
+	int fd;
+
+	if (!*binary || !*number)
+		return NULL;
+	if (stat(binary, &st))
+		return errno == ENOENT || errno == ENOTDIR ? "file gone" : NULL;
+	if (!S_ISREG(st.st_mode))
+		return "file replaced";
+	fd = open(binary, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+	if (fd < 0)
+		return NULL;
+	file_number(fd, now);
+	if (*now && strcmp(now, number))
+		how = "file replaced";
+	close(fd);
+	return how;
+}
+
+/* What the kernel does not know of them */
+static void add_notes(json_t *points)
+{
+	struct notes notes;
+	json_t *point;
+	size_t i;
+
+	notes_read(&notes);
+	json_array_foreach(points, i, point) {
+		const json_t *note = notes_of(&notes, point);
+		const char *how = changed(note);
+
+		if (note)
+			json_object_set(point, "binary", json_object_get(note, "binary"));
+		if (how)
+			json_object_set_new(point, "changed", json_string(how));
+	}
+	json_decref(notes.all);
+}
+
 static int list(bool json)
 {
 	json_t *points = points_read(), *point;
+	const char *why, *how;
 	size_t i;
 
 	if (!points)
 		return complain(POINTS_FILE);
+	add_notes(points);
 	if (json) {
 		json_dumpf(points, stdout, JSON_INDENT(2));
 		putchar('\n');
@@ -54,8 +102,10 @@ static int list(bool json)
 			continue;
 		printf("%-32s %10lld %8lld %8lld %8lld %8lld  ", point_name(point), point_number(point, "entered"), point_number(point, "rescued"),
 		       point_sum(point, "given_up_"), point_sum(point, "refused_"), point_sum(point, "died_"));
-		point_reasons(stdout, point, point_sum(point, "died_") ? "died_" : point_sum(point, "refused_") ? "refused_" : "given_up_");
-		putchar('\n');
+		why = point_sum(point, "died_") ? "died_" : point_sum(point, "refused_") ? "refused_" : "given_up_";
+		point_reasons(stdout, point, why);
+		how = json_string_value(json_object_get(point, "changed"));
+		printf("%s%s\n", how && point_sum(point, why) ? ", " : "", how ?: "");
 	}
 	json_decref(points);
 	return 0;
@@ -63,44 +113,88 @@ static int list(bool json)
 
 /* ---- Points */
 
+static const struct point *find_name(const struct point *points, const char *name)
+{
+	while (points && strcmp(points->name, name))
+		points = points->next;
+	return points;
+}
+
+/* Those that came from files there, and that these do not have any more: how many. They are away from @there, too. */
+static unsigned int remove_gone(const char *path, const struct point *points, json_t *there, const struct notes *notes, int *errors)
+{
+	char *place = notes_place(path);
+	unsigned int removed = 0;
+
+	for (size_t i = place ? json_array_size(there) : 0; i-- > 0;) {
+		json_t *point = json_array_get(there, i);
+
+		if (!note_is_of(notes_of(notes, point), place) || find_name(points, point_name(point)))
+			continue;
+		if (point_remove(point_number(point, "id"), point_name(point)))
+			++*errors;
+		else
+			removed++;
+		json_array_remove(there, i);
+	}
+	free(place);
+	return removed;
+}
+
 static int load(const char *path)
 {
-	unsigned int placed[POINT_THERE + 1] = { };
+	unsigned int counts[POINT_COUNTS] = { };
 	struct point *points = NULL;
-	const int errors = config_read(path, &points);
-	json_t *before = points_read();
+	int errors = config_read(path, &points);
+	const bool readable = !errors;
+	struct notes notes;
+	json_t *before;
 
+	notes_begin(&notes);
+	before = points_read();
 	for (struct point *point = points; point; point = point->next) {
 		/* What is wrong has been said */
 		if (!point->wrong)
-			placed[point_place(point, before)]++;
+			point_place(point, before, &notes, counts);
 	}
-	placed[POINT_WRONG] += errors;
-	printf("%u added, %u replaced, %u there before, %u wrong\n", placed[POINT_NEW], placed[POINT_REPLACED], placed[POINT_THERE],
-	       placed[POINT_WRONG]);
+	/* A line that is wrong may be the one that names a point */
+	if (readable)
+		counts[POINT_REMOVED] += remove_gone(path, points, before, &notes, &errors);
+	counts[POINT_WRONG] += errors;
+	printf("%u added, %u replaced, %u there before, %u wrong", counts[POINT_NEW], counts[POINT_REPLACED], counts[POINT_THERE],
+	       counts[POINT_WRONG]);
+	if (counts[POINT_REMOVED])
+		printf(", %u removed", counts[POINT_REMOVED]);
+	if (counts[POINT_KEPT])
+		printf(", %u kept for processes of files that were replaced", counts[POINT_KEPT]);
+	putchar('\n');
+	notes_end(&notes);
 	json_decref(before);
 	config_free(points);
-	return !!placed[POINT_WRONG];
+	return !!counts[POINT_WRONG];
 }
 
-/* Those of the files, and no others */
+/* Those of the files, and those that came from there, and no others */
 static int unload(const char *path)
 {
 	struct point *points = NULL;
-	int errors = config_read(path, &points), removed = 0;
-	json_t *there = points_read();
+	unsigned int removed;
+	struct notes notes;
+	int errors = 0;
+	json_t *there;
 
+	notes_begin(&notes);
+	there = points_read();
 	if (!there)
 		errors += complain(POINTS_FILE);
-	for (struct point *point = points; point; point = point->next) {
-		const long long id = points_find(there, point->name);
-
-		if (id && point_remove(id, point->name))
-			errors++;
-		else if (id)
-			removed++;
-	}
-	printf("%d removed, %d wrong\n", removed, errors);
+	removed = remove_gone(path, NULL, there, &notes, &errors);
+	/* That there is no such file may be why */
+	if (!removed || !access(path, F_OK) || errno != ENOENT)
+		errors += config_read(path, &points);
+	for (struct point *point = points; point; point = point->next)
+		removed += points_remove(there, point->name, &errors);
+	printf("%u removed, %d wrong\n", removed, errors);
+	notes_end(&notes);
 	json_decref(there);
 	config_free(points);
 	return !!errors;
@@ -133,27 +227,25 @@ static int check(const char *path)
 static int remove_points(char *const *names, bool all)
 {
 	json_t *points = points_read(), *point;
-	int status = 0;
+	int errors = 0;
 	size_t i;
 
 	if (!points)
 		return complain(POINTS_FILE);
 	json_array_foreach(points, i, point) {
 		if (all && point_number(point, "id"))
-			status |= point_remove(point_number(point, "id"), point_name(point));
+			errors += point_remove(point_number(point, "id"), point_name(point));
 	}
 	for (; *names; names++) {
-		const long long id = points_find(points, *names);
-
-		if (id) {
-			status |= point_remove(id, *names);
+		if (points_find(points, *names)) {
+			points_remove(points, *names, &errors);
 		} else {
 			fprintf(stderr, "rescuectl: there is no point %s: `rescuectl list` shows them\n", *names);
-			status = 1;
+			errors++;
 		}
 	}
 	json_decref(points);
-	return status;
+	return !!errors;
 }
 
 static int show(const char *binary, const char *symbol)
@@ -201,16 +293,21 @@ static int complete(char **argv, struct point *point)
 
 static int add(const struct point *point)
 {
-	json_t *before = points_read();
-	const bool there = points_find(before, point->name);
-	int status = 1;
+	unsigned int counts[POINT_COUNTS] = { };
+	struct notes notes;
+	json_t *before;
+	bool there;
 
+	notes_begin(&notes);
+	before = points_read();
+	there = points_find(before, point->name);
 	if (there)
 		fprintf(stderr, "rescuectl: there is a point %s already: `rescuectl remove %s` takes it away\n", point->name, point->name);
 	else
-		status = point_place(point, before) == POINT_WRONG;
+		point_place(point, before, &notes, counts);
+	notes_end(&notes);
 	json_decref(before);
-	return status;
+	return there || counts[POINT_WRONG];
 }
 
 static int try(struct point *point, char *const *argv, bool limited)

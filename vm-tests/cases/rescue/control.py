@@ -262,6 +262,146 @@ def reloaded() -> None:
     ctl("remove", "up")
 
 
+def gone() -> None:
+    """What its files do not have any more, load takes away, and unload; nothing else, and not when a line is wrong"""
+    directory, link = PLACE / "gone.d", PLACE / "link.d"
+    directory.mkdir()
+    link.symlink_to(directory)
+
+    def write(name: str, *points: str) -> Path:
+        path = directory / name
+        path.write_text("".join(f"[{p}]\nbinary = {PROGRAM}\nsymbol = plain\nvalue = 1\n" for p in points))
+        return path
+
+    def names() -> list[str]:
+        return sorted(p["name"] for p in json.loads(ctl("list", "--json")) if p["id"])
+
+    one, two = write("a.conf", "one", "more"), write("b.conf", "two")
+    ctl("add", PROGRAM, "plain", "--value", 1, "--name", "by-hand")
+    equal(ctl("load", directory), "3 added, 0 replaced, 0 there before, 0 wrong\n")
+    write("a.conf", "one")
+    equal(ctl("load", one), "0 added, 0 replaced, 1 there before, 0 wrong, 1 removed\n")
+    two.unlink()
+    one.write_text(f"{one.read_text()}what?\n")
+    ctl("load", link, ok=1)
+    equal(names(), ["by-hand", "one", "two"])
+    write("a.conf", "one")
+    equal(ctl("load", link), "0 added, 0 replaced, 1 there before, 0 wrong, 1 removed\n")
+    equal(names(), ["by-hand", "one"])
+    # One that is in another file now is there; of files in other places nothing is known
+    one.rename(two)
+    write("c.conf", "three")
+    equal(ctl("load", directory), "1 added, 0 replaced, 1 there before, 0 wrong\n")
+    (directory / "below").mkdir()
+    equal(ctl("load", directory / "below"), "0 added, 0 replaced, 0 there before, 0 wrong\n")
+    equal(ctl("unload", one, ok=1).splitlines()[-1], "0 removed, 1 wrong")
+    equal(names(), ["by-hand", "one", "three"])
+    # Files that are gone, and then their directory
+    two.unlink()
+    equal(ctl("unload", two), "1 removed, 0 wrong\n")
+    shutil.rmtree(directory)
+    link.unlink()
+    equal(ctl("unload", f"{directory}/"), "1 removed, 0 wrong\n")
+    equal(names(), ["by-hand"])
+    # What was noted is damaged: as if nothing was
+    directory.mkdir()
+    write("a.conf", "one", "two")
+    ctl("load", directory)
+    Path("/run/perdure/rescue-points").write_text("[{")
+    write("a.conf", "one")
+    equal(ctl("load", directory), "0 added, 0 replaced, 1 there before, 0 wrong\n")
+    equal(names(), ["by-hand", "one", "two"])
+    ctl("remove", "--all")
+    # A user's are noted where he has a place
+    mine, place = PLACE / "users", PLACE / "runtime"
+    shutil.copy(PROGRAM, mine)
+    place.mkdir(0o700)
+    write("a.conf", "one").write_text(f"[one]\nbinary = {mine}\nsymbol = plain\nvalue = 1\n")
+    for path in (mine, place):
+        os.chown(path, 65534, 65534)
+    PLACE.chmod(0o755)
+    how: dict[str, Any] = {"user": 65534, "env": {**os.environ, "XDG_RUNTIME_DIR": str(place)}}
+    equal(ctl("load", directory, **how), "1 added, 0 replaced, 0 there before, 0 wrong\n")
+    equal(ctl("load", directory), "1 added, 0 replaced, 0 there before, 0 wrong\n")
+    (directory / "a.conf").unlink()
+    equal(ctl("load", directory, **how), "0 added, 0 replaced, 0 there before, 0 wrong, 1 removed\n")
+    equal(names(), ["one"])
+    equal(ctl("unload", directory), "1 removed, 0 wrong\n")
+    how["env"]["XDG_RUNTIME_DIR"] = str(directory)
+    assert "not noted" in ctl("add", mine, "plain", "--value", 1, **how)
+    ctl("remove", "plain", **how)
+
+
+def upgraded() -> None:
+    """A program is replaced: load gives the new one its point, and leaves those that run theirs"""
+    binary, conf = PLACE / "service", PLACE / "service.conf"
+    PLACE.chmod(0o755)
+    shutil.copy(PROGRAM, binary)
+    conf.write_text(f"[up]\nbinary = {binary}\nsymbol = leaf\nvalue = -5\n")
+
+    def replace() -> None:
+        shutil.copy(PROGRAM, PLACE / "new")
+        os.replace(PLACE / "new", binary)
+
+    def rows() -> list[str]:
+        return [" ".join(line.split()[:3] + line.split()[6:]) for line in ctl("list").splitlines() if line.startswith("up ")]
+
+    there = "0 added, 0 replaced, 1 there before, 0 wrong"
+    replaced, kept = there.replace("0 replaced, 1 there", "1 replaced, 0 there"), "kept for processes of files that were replaced\n"
+    ctl("load", conf)
+    how: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with running([binary, "w", "lfa"], **how) as old, running([binary, "w"], **how) as older:
+        equal(rows(), ["up 0 0"])
+        replace()
+        equal(rows(), ["up 0 0 file replaced"])
+        equal(point("up")["changed"], "file replaced")
+        equal(ctl("load", conf), f"{replaced}, 1 {kept}")
+        equal(ctl("load", conf), f"{there}, 1 {kept}")
+        # Another option is for the file that is there now
+        conf.write_text(conf.read_text().replace("-5", "-6"))
+        equal(ctl("load", conf), f"{replaced}, 1 {kept}")
+        equal(old.communicate("\n", timeout=30)[0], "-5 5 6 7\n")
+        equal(old.returncode, 0)
+        equal(program("lfa", path=binary), (0, [[-6, 5, 6, 7]]))
+        equal(rows(), ["up 1 1 file replaced", "up 1 1"])
+        older.communicate("\n", timeout=30)
+        equal(ctl("load", conf), f"{there}, 1 removed\n")
+        equal(rows(), ["up 1 1"])
+    with running([binary, "w", "lfa"], **how) as old:
+        replace()
+        equal(ctl("load", conf), f"{replaced}, 1 {kept}")
+        # Another function is not what somebody wants to have in the old one
+        conf.write_text(conf.read_text().replace("leaf", "plain"))
+        equal(ctl("load", conf), f"{replaced}, 1 removed\n")
+        replace()
+        equal(ctl("load", conf), replaced + "\n")
+        conf.write_text(conf.read_text().replace("plain", "leaf"))
+        ctl("load", conf)
+    with running([binary, "w"], **how):
+        replace()
+        equal(ctl("load", conf), f"{replaced}, 1 {kept}")
+        equal(ctl("unload", conf), "2 removed, 0 wrong\n")
+        ctl("load", conf)
+        replace()
+        ctl("load", conf)
+        binary.unlink()
+        ctl("remove", "up")
+        equal(rows(), [])
+    shutil.copy(PROGRAM, binary)
+    ctl("load", conf)
+    # With the unit's capabilities it sees who executes it; without, it may be anybody
+    names = re.findall(r"^CapabilityBoundingSet=(.*)", UNIT.read_text(), re.M)[0].lower().replace("cap_", "+").split()
+    with running([binary, "w"], user=65534, **how) as old:
+        replace()
+        equal(run("setpriv", f"--bounding-set=-all,{','.join(names)}", RESCUECTL, "load", conf), f"{replaced}, 1 {kept}")
+        old.communicate("\n", timeout=30)
+    equal(run("setpriv", "--bounding-set=-all,+sys_admin,+dac_read_search", RESCUECTL, "load", conf), f"{there}, 1 {kept}")
+    equal(run("setpriv", f"--bounding-set=-all,{','.join(names)}", RESCUECTL, "load", conf), f"{there}, 1 removed\n")
+    binary.unlink()
+    equal(rows(), ["up 0 0 file gone"])
+    ctl("unload", conf)
+
+
 def mounted() -> None:
     """A point keeps its mount, of a namespace that is gone, too; the unit has no namespace of its own"""
     place = PLACE / "mounted"
@@ -480,4 +620,4 @@ def recorded() -> None:
     assert said.count("deadline  rescue: late returns an error") == 3, said[-500:]
 
 
-main(shapes, said, unwritten, cascading, own_scopes, files, reloaded, mounted, whose, tried, suggested, completed, recorded)
+main(shapes, said, unwritten, cascading, own_scopes, files, reloaded, gone, upgraded, mounted, whose, tried, suggested, completed, recorded)

@@ -114,6 +114,11 @@ EXPORT double half(const char *how)
 int main(int argc, char **argv)
 {
 	for (int i = 1; i < argc; i++) {
+		/* Until there is a line */
+		if (*argv[i] == 'w') {
+			getchar();
+			continue;
+		}
 		if (*argv[i] == 's') {
 			printf("# %d %s %d %f\n", number(argv[i]), second(argv[i]), prints(argv[i]), half(argv[i]));
 			continue;
