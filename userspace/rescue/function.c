@@ -313,6 +313,7 @@ static uint8_t *find_code(struct finder *f)
 	uint8_t *code, *cold = NULL;
 	bool good;
 
+	function->address = f->address;
 	if (!function->size) {
 		wrong(f, "the size of %s is not known", f->symbol);
 		return NULL;

@@ -12,6 +12,7 @@
 
 struct function {
 	uint64_t entry;			/* in the file, in bytes: behind the mark of an indirect branch, unless it jumps there itself */
+	uint64_t address;		/* as the file says it */
 	uint64_t start;			/* its first byte, and how many there are */
 	uint64_t size;
 	uint64_t returns[RESCUE_RETURNS_MAX];

@@ -177,13 +177,22 @@ long long point_add(const struct point *point, int fd, const struct function *fu
 	return rescue(RESCUE_ADD, (unsigned long)&args, sizeof(args));
 }
 
+bool point_can_return(const char *symbol, const char *binary, enum returned_type type)
+{
+	if (type != RETURNS_ELSEWHERE)
+		return true;
+	fprintf(stderr, "rescuectl: %s: %s returns neither a pointer nor a number of 64 bits at most, and a point returns nothing else\n", binary, symbol);
+	return false;
+}
+
 int point_open(const struct point *point, struct function *function)
 {
 	int fd = function_open(point->binary);
 
 	if (fd < 0)
 		return -1;
-	if (!function_find(fd, point->binary, point->symbol, function)) {
+	if (!function_find(fd, point->binary, point->symbol, function) &&
+	    point_can_return(point->symbol, point->binary, returned_type_find(fd, point->binary, function))) {
 		if (!point->build_id || !strncasecmp(point->build_id, function->build_id, FUNCTION_BUILD_ID))
 			return fd;
 		fprintf(stderr, "rescuectl: %s: its build ID is %s, not %s: look whether the point is right for it, and change build_id\n",

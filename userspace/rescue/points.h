@@ -8,6 +8,7 @@
 
 #include "config.h"
 #include "notes.h"
+#include "returned.h"
 
 #define POINTS_FILE	"/proc/rescue"
 
@@ -37,6 +38,8 @@ void point_reasons(FILE *to, json_t *point, const char *prefix);
 
 /* Its number, or -1 and errno */
 long long point_add(const struct point *point, int fd, const struct function *function);
+/* false: it has been said that its result is not one that a point can set */
+bool point_can_return(const char *symbol, const char *binary, enum returned_type type);
 /* Opens its file and finds the function; -1: what is wrong has been said */
 int point_open(const struct point *point, struct function *function);
 

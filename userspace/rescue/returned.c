@@ -5,6 +5,7 @@
 #include <elfutils/libdwfl.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 #include <uthash.h>
 
 #include "returned.h"
@@ -23,10 +24,31 @@ struct returned_types {
 	} *names;
 };
 
-static enum returned_type type_of(Dwarf_Die *function)
+/* In rax alone? What is wider is elsewhere, too. */
+static enum returned_type type_of_base(Dwarf_Die *type)
 {
 	Dwarf_Attribute attribute;
 	Dwarf_Word encoding;
+
+	if (dwarf_formudata(dwarf_attr(type, DW_AT_encoding, &attribute), &encoding))
+		return RETURNS_OTHER;
+	switch (encoding) {
+	case DW_ATE_signed:
+	case DW_ATE_unsigned:
+		return dwarf_bytesize(type) > 8 ? RETURNS_ELSEWHERE : RETURNS_NUMBER;
+	case DW_ATE_float:
+	case DW_ATE_complex_float:
+	case DW_ATE_imaginary_float:
+	case DW_ATE_decimal_float:
+		return RETURNS_ELSEWHERE;
+	default:
+		return RETURNS_OTHER;
+	}
+}
+
+static enum returned_type type_of(Dwarf_Die *function)
+{
+	Dwarf_Attribute attribute;
 	Dwarf_Die type;
 
 	if (!dwarf_formref_die(dwarf_attr_integrate(function, DW_AT_type, &attribute), &type) || dwarf_peel_type(&type, &type))
@@ -37,9 +59,13 @@ static enum returned_type type_of(Dwarf_Die *function)
 	case DW_TAG_enumeration_type:
 		return RETURNS_NUMBER;
 	case DW_TAG_base_type:
-		if (dwarf_formudata(dwarf_attr(&type, DW_AT_encoding, &attribute), &encoding))
-			return RETURNS_OTHER;
-		return encoding == DW_ATE_signed || encoding == DW_ATE_unsigned ? RETURNS_NUMBER : RETURNS_OTHER;
+		return type_of_base(&type);
+	/* Small ones may be in rax, or in two registers, or in one of another kind. An array is a vector. */
+	case DW_TAG_structure_type:
+	case DW_TAG_class_type:
+	case DW_TAG_union_type:
+	case DW_TAG_array_type:
+		return RETURNS_ELSEWHERE;
 	default:
 		return RETURNS_OTHER;
 	}
@@ -95,6 +121,49 @@ enum returned_type returned_type(const struct returned_types *types, const char 
 	if (types)
 		HASH_FIND_STR(types->names, symbol, named);
 	return named ? named->type : RETURNS_UNKNOWN;
+}
+
+struct wanted {
+	Dwarf_Addr address;
+	enum returned_type type;
+};
+
+static int look_at_function(Dwarf_Die *function, void *arg)
+{
+	struct wanted *wanted = arg;
+
+	if (dwarf_haspc(function, wanted->address) <= 0)
+		return DWARF_CB_OK;
+	wanted->type = type_of(function);
+	return DWARF_CB_ABORT;
+}
+
+/* By its address: it may have more names than its debug information has. Nothing is asked of other machines: a point is to be there at once. */
+enum returned_type returned_type_find(int fd, const char *path, const struct function *function)
+{
+	static const Dwfl_Callbacks callbacks = {
+		.find_elf = dwfl_build_id_find_elf,
+		.find_debuginfo = dwfl_build_id_find_debuginfo,
+		.section_address = dwfl_offline_section_address,
+	};
+	struct wanted wanted = { .type = RETURNS_UNKNOWN };
+	Dwfl *dwfl = dwfl_begin(&callbacks);
+	const int copy = dwfl ? dup(fd) : -1;
+	Dwfl_Module *module = copy >= 0 ? dwfl_report_offline(dwfl, path, path, copy) : NULL;
+	Dwarf_Addr file_bias, bias;
+	Dwarf_Die *unit = NULL;
+
+	if (copy >= 0 && !module)
+		close(copy);
+	if (module && !dwfl_report_end(dwfl, NULL, NULL) && dwfl_module_getelf(module, &file_bias)) {
+		while (wanted.type == RETURNS_UNKNOWN && (unit = dwfl_module_nextcu(module, unit, &bias))) {
+			wanted.address = function->address + file_bias - bias;
+			if (dwarf_haspc(unit, wanted.address) > 0)
+				dwarf_getfuncs(unit, look_at_function, &wanted, 0);
+		}
+	}
+	dwfl_end(dwfl);
+	return wanted.type;
 }
 
 void returned_types_free(struct returned_types *types)
@@ -219,7 +288,7 @@ static bool is_error(int64_t value, enum returned_type type)
 {
 	if (type == RETURNS_POINTER)
 		return !value;
-	return type != RETURNS_OTHER && value < 0 && value >= -ERRORS_MAX;
+	return type != RETURNS_OTHER && type != RETURNS_ELSEWHERE && value < 0 && value >= -ERRORS_MAX;
 }
 
 bool returned_error(const struct function *function, const uint8_t *code, enum returned_type type, int64_t *value, unsigned int *places)

@@ -28,13 +28,15 @@ static void print_ending(const char *command, int status)
 }
 
 /* What became of it: 0 if there were faults, and all were undone */
-static int judge(json_t *counts, const struct point *point)
+static int judge(json_t *counts, const struct point *point, enum returned_type type)
 {
 	const long long entered = point_number(counts, "entered"), injected = point_number(counts, "injected");
 	const long long given_up = point_sum(counts, "given_up_"), refused = point_sum(counts, "refused_"), died = point_sum(counts, "died_");
 
 	printf("%s: %lld calls, %lld faults on purpose, %lld faults undone: it returned %" PRId64 "\n", point->symbol, entered, injected,
 	       point_number(counts, "rescued"), point->value);
+	if (type == RETURNS_UNKNOWN)
+		printf("no debug information tells what %s returns: its callers get that value only if it is a number or a pointer\n", point->symbol);
 	if (died) {
 		printf("%lld faults were not undone: ", died);
 		point_reasons(stdout, counts, "died_");
@@ -60,6 +62,7 @@ static int judge(json_t *counts, const struct point *point)
 int test(struct point *point, char *const *argv)
 {
 	struct function function;
+	enum returned_type type;
 	struct trial trial;
 	json_t *points;
 	long long id;
@@ -69,6 +72,9 @@ int test(struct point *point, char *const *argv)
 		goto out;
 	if (function_find(trial.fd, trial.binary, point->symbol, &function))
 		goto out;
+	type = returned_type_find(trial.fd, trial.binary, &function);
+	if (!point_can_return(point->symbol, trial.binary, type))
+		goto out;
 	id = point_add(point, trial.fd, &function);
 	if (id < 0) {
 		complain_add(point->name);
@@ -77,7 +83,7 @@ int test(struct point *point, char *const *argv)
 	ending = trial_run(&trial, argv, progress, &id);
 	points = points_read();
 	if (ending >= 0) {
-		status = judge(points_get(points, id), point);
+		status = judge(points_get(points, id), point, type);
 		print_ending(*argv, ending);
 		status |= !!ending;
 	}

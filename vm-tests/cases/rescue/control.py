@@ -538,6 +538,36 @@ def tried() -> None:
     ctl("remove", "plain")
 
 
+def typed() -> None:
+    """A function whose result is not one register for numbers gets no point, if that is known"""
+    before = ctl("list")
+    why = "neither a pointer nor a number"
+    conf = PLACE / "typed.conf"
+    for symbol in ("half", "halved", "wide", "doubled"):
+        assert f"{symbol} returns {why}" in ctl("add", PROGRAM, symbol, "--value", -1, ok=1), symbol
+        assert why in ctl("test", PROGRAM, symbol, "--value", -1, "--", "true", ok=1), symbol
+        conf.write_text(f"[typed]\nbinary = {PROGRAM}\nsymbol = {symbol}\nvalue = -1\n")
+        for command in ("check", "load"):
+            assert why in ctl(command, conf, ok=1), symbol
+    equal(ctl("list"), before)
+    for symbol in ("number", "second", "nothing", "is_told", "first"):
+        ctl("add", PROGRAM, symbol, "--value", -1)
+        ctl("remove", symbol)
+    # The debug information may be elsewhere; without any nothing is known
+    stripped, debug = PLACE / "untyped", Path("/usr/lib/debug/.build-id")
+    run("strip", "-g", "-o", stripped, PROGRAM)
+    ctl("add", stripped, "half", "--value", -1)
+    ctl("remove", "half")
+    assert "no debug information tells what number returns" in ctl("test", stripped, "number", "--value", -1, "--", stripped, "s3")
+    assert "debug information" not in ctl("test", PROGRAM, "number", "--value", -1, "--", PROGRAM, "s3")
+    build_id = re.findall(r"build_id  (\w+)", ctl("show", PROGRAM, "half"))[0]
+    (debug / build_id[:2]).mkdir(parents=True, exist_ok=True)
+    run("objcopy", "--only-keep-debug", PROGRAM, debug / build_id[:2] / f"{build_id[2:]}.debug")
+    assert why in ctl("add", stripped, "half", "--value", -1, ok=1)
+    (debug / build_id[:2] / f"{build_id[2:]}.debug").unlink()
+    equal(ctl("list"), before)
+
+
 def suggested() -> None:
     """suggest: functions that return an error, by their code and debug information; and those of a run that can be undone"""
     before = ctl("list")
@@ -620,4 +650,4 @@ def recorded() -> None:
     assert said.count("deadline  rescue: late returns an error") == 3, said[-500:]
 
 
-main(shapes, said, unwritten, cascading, own_scopes, files, reloaded, gone, upgraded, mounted, whose, tried, suggested, completed, recorded)
+main(shapes, said, unwritten, cascading, own_scopes, files, reloaded, gone, upgraded, mounted, whose, tried, typed, suggested, completed, recorded)

@@ -111,6 +111,35 @@ EXPORT double half(const char *how)
 	return *how == 's' ? -1 : number(how) / 2;
 }
 
+/* Results that are not in a register for numbers, or are wider, and another name of one */
+EXPORT struct wide { long parts[3]; } wide(const char *how)
+{
+	return (struct wide){ { *how } };
+}
+
+EXPORT __int128 doubled(const char *how)
+{
+	return (__int128)*how << 64;
+}
+
+EXPORT double halved(const char *how) __attribute__((alias("half")));
+
+/* Those that are there, though they are no errors */
+EXPORT void nothing(void)
+{
+	zero = 0;
+}
+
+EXPORT _Bool is_told(const char *how)
+{
+	return *how;
+}
+
+EXPORT char first(const char *how)
+{
+	return *how;
+}
+
 int main(int argc, char **argv)
 {
 	for (int i = 1; i < argc; i++) {
