@@ -481,6 +481,7 @@ def gates() -> None:
     # The end of a dynamic reply has not left: what is behind it stays gated
     client = Client(pair)
     client.send(request(DYNAMIC + "?9000000") + request("/ungated", last=True))
+    until(lambda: list(LOG.glob("*.given")))
     time.sleep(1)
     client.read()
     equal((LOG / "gates").exists(), False)

@@ -94,6 +94,8 @@ enum takeover_role takeover_role(int fd, uint64_t *id)
 	struct sockaddr_in peer = { 0 };
 	socklen_t length = sizeof(peer);
 
+	if (id)
+		*id = 0;
 	/* Clients of 127.0.0.2 are ordinary ones */
 	if (getpeername(fd, (struct sockaddr *)&peer, &length) < 0 ||
 	    ntohl(peer.sin_addr.s_addr) == INADDR_LOOPBACK + 1)

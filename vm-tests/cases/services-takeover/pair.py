@@ -162,19 +162,19 @@ class Client:
 
     def _read(self, s: socket.socket, count: int, rest: float) -> bytes:
         s.settimeout(rest or 30)
-        got = b""
+        got = bytearray()    # adding to bytes would copy them all, again and again
         while len(got) != count:
             try:
                 data = s.recv(65536 if count < 0 else min(65536, count - len(got)))
             except ConnectionResetError:
-                return got + RESET
+                return bytes(got) + RESET
             except TimeoutError:
-                assert rest, f"no end after {got[-300:]!r}"
-                return got
+                assert rest, f"no end after {bytes(got[-300:])!r}"
+                return bytes(got)
             if not data:
                 break
             got += data
-        return got
+        return bytes(got)
 
 
 class Pair:
