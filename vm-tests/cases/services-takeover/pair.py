@@ -110,10 +110,11 @@ class Host:
 
 
 class Client:
-    """One connection to each of the two, from the same port."""
+    """One connection to each of the two, from the same port. What it has not read is with the server, but for `window` bytes."""
 
-    def __init__(self, pair: "Pair", which: int = 0, address: str = "127.0.0.1") -> None:
+    def __init__(self, pair: "Pair", which: int = 0, address: str = "127.0.0.1", window: int = 0) -> None:
         self.sockets: list[socket.socket] = []
+        self.window = window
         for _ in range(50):
             port = 0
             try:
@@ -129,6 +130,8 @@ class Client:
         s = socket.socket()
         self.sockets.append(s)
         s.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if self.window:
+            s.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, self.window // 2)
         s.bind((address, port))
         s.settimeout(30)
         s.connect(("127.0.0.1", to))
