@@ -630,6 +630,15 @@ static int inner_request(struct link *link, request_rec *r, const request_rec *o
 	return dynamic(link, r, takeover_role(link->fd, NULL), dir);
 }
 
+/* Alone, it is to have a backup when it is idle next: unless what is said then may be no request, or none to be protected */
+static void ask_for_backup(struct link *link, const request_rec *r, enum mode mode)
+{
+	if (mode == OFF || r->connection->master || ap_ssl_conn_is_ssl(link->c) || apr_table_get(r->headers_in, "Upgrade"))
+		takeover_leave(link->fd);
+	else
+		takeover_gate(link->fd, false);
+}
+
 /* Before every other module: what they do with a dynamic request, only one host's may do */
 static int quick_handler(request_rec *r, int lookup)
 {
@@ -652,7 +661,11 @@ static int quick_handler(request_rec *r, int lookup)
 	link->inner = 0;
 	apr_table_setn(r->notes, NOTE,
 		       role == TAKEOVER_PRIMARY ? "primary" : role == TAKEOVER_BACKUP ? "backup" : "alone");
-	mode = link->given_up ? OFF : mode_of(r, &dir);
+	mode = mode_of(r, &dir);
+	if (role == TAKEOVER_ALONE)
+		ask_for_backup(link, r, mode);
+	if (link->given_up)
+		mode = OFF;
 	if (mode == OFF || c->master)
 		return give_up(link, c->master ? "HTTP/2" : "its mode is off") ? HTTP_SERVICE_UNAVAILABLE : DECLINED;
 

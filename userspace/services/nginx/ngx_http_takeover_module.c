@@ -549,6 +549,15 @@ static ngx_int_t dynamic(struct link *link, ngx_http_request_t *r)
 	return NGX_DONE;
 }
 
+/* Alone, it is to have a backup when it is idle next: unless what is said then may be no request, or none to be protected */
+static void ask_for_backup(const struct link *link, const ngx_http_request_t *r)
+{
+	if (link->conf->mode == OFF || r->stream || r->connection->ssl || r->headers_in.upgrade)
+		takeover_leave(link->c->fd);
+	else
+		takeover_gate(link->c->fd, false);
+}
+
 /* Of the location that the URL finds, before anything is asked of this host alone */
 static ngx_int_t preaccess(ngx_http_request_t *r)
 {
@@ -562,6 +571,8 @@ static ngx_int_t preaccess(ngx_http_request_t *r)
 	case START:
 		link->conf = conf;
 		link->step = DONE;
+		if (link->role == TAKEOVER_ALONE)
+			ask_for_backup(link, r);
 		if (link->given_up)
 			return NGX_DECLINED;
 		if (link->conf->mode == OFF)

@@ -44,13 +44,14 @@ enum takeover_role takeover_role(int fd, uint64_t *id);
 
 /*
  * The primary: the next bytes are the same on both hosts anyway (@open), so the client need not wait for the backup to have
- * generated them; or no longer so. At other hosts it does nothing. errno: ENOENT (TAKEOVER_OFF), EBADF, ENOTSOCK
+ * generated them; or no longer so. Alone, shut: the connection may have a new backup when it is idle, though it has left one by
+ * takeover_leave(). errno: ENOENT (TAKEOVER_OFF), EBADF, ENOTSOCK
  */
 int takeover_gate(int fd, bool open);
 
 /*
- * Either host: the backup ends its copy without a word to the client, and the primary goes on alone. What the backup does with @fd
- * afterwards reaches nobody; it closes it. errno: ENOENT (TAKEOVER_OFF), EBADF, ENOTSOCK
+ * Either host: the backup ends its copy without a word to the client, and the primary goes on alone, until it shuts its gate again.
+ * What the backup does with @fd afterwards reaches nobody; it closes it. errno: ENOENT (TAKEOVER_OFF), EBADF, ENOTSOCK
  */
 int takeover_leave(int fd);
 

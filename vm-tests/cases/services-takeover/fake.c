@@ -110,14 +110,17 @@ enum takeover_role takeover_role(int fd, uint64_t *id)
 int takeover_leave(int fd)
 {
 	struct sockaddr none = { .sa_family = AF_UNSPEC };
+	enum takeover_role role;
 	char name[64];
 	uint64_t id;
 
+	role = takeover_role(fd, &id);
+	snprintf(name, sizeof(name), "%lu", (unsigned long)id);
 	/* Seen by the test's client, as the real one would not be */
-	if (!primary())
+	if (role == TAKEOVER_BACKUP)
 		connect(fd, &none, sizeof(none));
-	else if (takeover_role(fd, &id) == TAKEOVER_PRIMARY && snprintf(name, sizeof(name), "%lu", (unsigned long)id) > 0)
-		close(make(name, ".left", 0));
+	else
+		close(make(name, role == TAKEOVER_PRIMARY ? ".left" : ".no-copy", 0));
 	return 0;
 }
 
