@@ -21,9 +21,9 @@ if [ "$(wc -l < /proc/swaps)" = 1 ]; then
 	trap 'swapoff "$swap"; losetup -d "$swap"; rm -rf "$out"' EXIT
 fi
 
-# They take long there, and reach no lock and no memory that others do not: who may, kinds of faults, each reason, many of the same
+# They take long there, and reach no lock and no memory that others do not: who may, kinds of faults, each reason, many of the same; and memory of the kernel is more there
 if [[ ${PERDURE_PROFILE:-} == debug && $1 == rescue_test && $# == 1 ]]; then
-	for test in own kinds gives_up many small threads_that_lock much_memory cleared_tid; do
+	for test in own kinds gives_up many small threads_that_lock much_memory noted_memory many_processes threads_uninterrupted cleared_tid; do
 		set -- "$@" -T "$test"
 	done
 fi
