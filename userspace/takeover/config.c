@@ -80,6 +80,17 @@ bool address_parse(const char *text, bool port, union address *address)
 	return true;
 }
 
+struct endpoint endpoint_of(const union address *address)
+{
+	struct endpoint at = { .family = address->any.sa_family, .port = ((const struct sockaddr_in *)address)->sin_port };
+
+	if (at.family == AF_INET)
+		memcpy(at.address, &((const struct sockaddr_in *)address)->sin_addr, 4);
+	else
+		memcpy(at.address, &((const struct sockaddr_in6 *)address)->sin6_addr, 16);
+	return at;
+}
+
 const char *address_unfit(const union address *address)
 {
 	const uint32_t v4 = ntohl(((const struct sockaddr_in *)address)->sin_addr.s_addr);
@@ -249,11 +260,9 @@ static int service_option(struct parser *p, struct service_config *s, const char
 	if (!strcmp(name, "address")) {
 		if (!set_host(p, &address, name, value, false))
 			return 0;
-		s->at.family = address.any.sa_family;
-		if (s->at.family == AF_INET)
-			memcpy(s->at.address, &((struct sockaddr_in *)&address)->sin_addr, 4);
-		else
-			memcpy(s->at.address, &((struct sockaddr_in6 *)&address)->sin6_addr, 16);
+		n = s->at.port;
+		s->at = endpoint_of(&address);
+		s->at.port = n;
 		return 1;
 	}
 	if (!strcmp(name, "port")) {
@@ -337,10 +346,9 @@ static const char *lacks(const struct service_config *s)
 
 static bool same_host(const union address *a, const struct endpoint *at)
 {
-	if (a->any.sa_family != at->family)
-		return false;
-	return at->family == AF_INET ? !memcmp(&((const struct sockaddr_in *)a)->sin_addr, at->address, 4) :
-				       !memcmp(&((const struct sockaddr_in6 *)a)->sin6_addr, at->address, 16);
+	const struct endpoint of = endpoint_of(a);
+
+	return of.family == at->family && !memcmp(of.address, at->address, sizeof(of.address));
 }
 
 /* What only the whole file shows */

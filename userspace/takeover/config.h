@@ -53,6 +53,7 @@ struct service_config *config_kept(const char *path, const char *name);
 
 /* "192.0.2.1", "2001:db8::1", "fe80::1%eth0"; with a port as "192.0.2.1:80", "[2001:db8::1]:80" */
 bool address_parse(const char *text, bool port, union address *address);
+struct endpoint endpoint_of(const union address *address);
 /* Why it cannot be one host's, or NULL */
 const char *address_unfit(const union address *address);
 /* The way back */

@@ -161,17 +161,6 @@ static void walk_keep(struct service *svc, struct kernel_job *job)
 	svc->walk = job;
 }
 
-static struct endpoint endpoint_of(const union address *address)
-{
-	struct endpoint at = { .family = address->any.sa_family, .port = ((const struct sockaddr_in *)address)->sin_port };
-
-	if (at.family == AF_INET)
-		memcpy(at.address, &((const struct sockaddr_in *)address)->sin_addr, 4);
-	else
-		memcpy(at.address, &((const struct sockaddr_in6 *)address)->sin6_addr, 16);
-	return at;
-}
-
 static void walk_look(struct service *svc, uint64_t now)
 {
 	struct kernel_job *job = svc->walk;
@@ -193,7 +182,7 @@ const char *state_shown(const struct service *svc)
 
 static int kernel_op(struct service *svc, uint32_t op, uint32_t role)
 {
-	const struct endpoint *at = &svc->c->at;
+	const struct endpoint *at = &svc->c->at, peer = endpoint_of(&svc->peer);
 	struct kernel_job *job = must_alloc(sizeof(*job));
 	struct timespec until;
 	pthread_t thread;
@@ -206,12 +195,9 @@ static int kernel_op(struct service *svc, uint32_t op, uint32_t role)
 	};
 	memcpy(job->arg.address, at->address, sizeof(job->arg.address));
 	memcpy(job->arg.key, svc->c->key, sizeof(job->arg.key));
-	if (at->family == AF_INET) {
-		memcpy(job->arg.peer, &((const struct sockaddr_in *)&svc->peer)->sin_addr, 4);
-	} else {
-		memcpy(job->arg.peer, &((const struct sockaddr_in6 *)&svc->peer)->sin6_addr, 16);
+	memcpy(job->arg.peer, peer.address, sizeof(job->arg.peer));
+	if (at->family == AF_INET6)
 		job->arg.ifindex = ((const struct sockaddr_in6 *)&svc->peer)->sin6_scope_id;
-	}
 	sem_init(&job->ended, 0, 0);
 	job->users = 2;
 	if (op == TCP_REPLICA_SET || pthread_create(&thread, NULL, job_do, job))
