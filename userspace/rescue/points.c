@@ -102,20 +102,23 @@ long long points_find(json_t *points, const char *name)
 	return id;
 }
 
+bool points_drop(json_t *points, size_t i, int *errors)
+{
+	json_t *point = json_array_get(points, i);
+	const bool gone = !point_remove(point_number(point, "id"), point_name(point));
+
+	*errors += !gone;
+	json_array_remove(points, i);
+	return gone;
+}
+
 unsigned int points_remove(json_t *points, const char *name, int *errors)
 {
 	unsigned int removed = 0;
 
 	for (size_t i = json_array_size(points); i-- > 0;) {
-		json_t *point = json_array_get(points, i);
-
-		if (!is_own(point, name))
-			continue;
-		if (point_remove(point_number(point, "id"), name))
-			++*errors;
-		else
-			removed++;
-		json_array_remove(points, i);
+		if (is_own(json_array_get(points, i), name))
+			removed += points_drop(points, i, errors);
 	}
 	return removed;
 }

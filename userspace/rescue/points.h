@@ -24,6 +24,8 @@ json_t *points_read(void);
 
 /* The number of one's own point of that name, of several the last one; 0: there is none */
 long long points_find(json_t *points, const char *name);
+/* Takes one away, from @points, too. What is wrong has been said, and is counted. */
+bool points_drop(json_t *points, size_t i, int *errors);
 /* Takes all of one's own of that name away, from @points, too: how many. What is wrong has been said, and is counted. */
 unsigned int points_remove(json_t *points, const char *name, int *errors);
 /* The point of that number, or NULL */

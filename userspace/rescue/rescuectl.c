@@ -129,13 +129,8 @@ static unsigned int remove_gone(const char *path, const struct point *points, js
 	for (size_t i = place ? json_array_size(there) : 0; i-- > 0;) {
 		json_t *point = json_array_get(there, i);
 
-		if (!note_is_of(notes_of(notes, point), place) || find_name(points, point_name(point)))
-			continue;
-		if (point_remove(point_number(point, "id"), point_name(point)))
-			++*errors;
-		else
-			removed++;
-		json_array_remove(there, i);
+		if (note_is_of(notes_of(notes, point), place) && !find_name(points, point_name(point)))
+			removed += points_drop(there, i, errors);
 	}
 	free(place);
 	return removed;
