@@ -23,7 +23,7 @@ fi
 
 # They take long there, and reach no lock and no memory that others do not: who may, kinds of faults, each reason, many of the same; and memory of the kernel is more there
 if [[ ${PERDURE_PROFILE:-} == debug && $1 == rescue_test && $# == 1 ]]; then
-	for test in own kinds gives_up many small threads_that_lock much_memory noted_memory many_processes threads_uninterrupted cleared_tid; do
+	for test in own kinds gives_up many small threads_that_lock much_memory noted_memory cleared_tid; do
 		set -- "$@" -T "$test"
 	done
 fi
