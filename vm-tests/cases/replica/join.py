@@ -39,16 +39,23 @@ def copied(hosts: Hosts, b: socket.socket) -> socket.socket:
     return a
 
 
+def asked_once(hosts: Hosts) -> tuple[socket.socket, ...]:
+    """A connection that both have, and that is idle."""
+    client, a, b = hosts.pair()
+    client.sendall(b"one")
+    equal(read(a, 3) + read(b, 3), b"oneone")
+    for s in (a, b):
+        s.sendall(b"first")
+    equal(read(client, 5), b"first")
+    # The last acknowledgment has come
+    wait("idle", lambda: not a.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 104)[24:28].strip(b"\0"))
+    return client, a, b
+
+
 def answered_again() -> None:
     """The muted host goes on alone; the other host comes back, gets a copy, and goes on when the first one dies"""
     with service(free=("primary", "muted")) as hosts:
-        client, a, b = hosts.pair()
-        client.sendall(b"one")
-        equal(read(a, 3) + read(b, 3), b"oneone")
-        for s in (a, b):
-            s.sendall(b"first")
-        equal(read(client, 5), b"first")
-
+        client, a, b = asked_once(hosts)
         hosts.cut("primary")
         hosts.call("muted", PROMOTE)
         client.sendall(b"two")
@@ -306,19 +313,6 @@ def unconfirmed() -> None:
             for s in (a, b):
                 s.sendall(b"third")
             equal(read(client, 5), b"third")
-
-
-def asked_once(hosts: Hosts) -> tuple[socket.socket, ...]:
-    """A connection that both have, and that is idle."""
-    client, a, b = hosts.pair()
-    client.sendall(b"one")
-    equal(read(a, 3) + read(b, 3), b"oneone")
-    for s in (a, b):
-        s.sendall(b"first")
-    equal(read(client, 5), b"first")
-    # The last acknowledgment has come
-    wait("idle", lambda: not a.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 104)[24:28].strip(b"\0"))
-    return client, a, b
 
 
 def left() -> None:

@@ -11,8 +11,8 @@ import sys
 import time
 from pathlib import Path
 
-from pair import (BUILD, FAKE, LOG, PLACE, RESET, ROLES, Backend, Client, Host, Pair, chunked, encrypted, equal,
-                  free_port, main, mark, request, run, split, until, writable)
+from pair import (BUILD, FAKE, LOG, PLACE, RESET, ROLES, Backend, Client, Host, Pair, behind_the_rest, chunked, encrypted, equal,
+                  free_port, in_a_row, main, mark, request, run, split, until, writable)
 
 HERE = Path(__file__).resolve().parent
 MODULE = BUILD / "userspace/userspace/services/apache/mod_takeover.so"
@@ -222,12 +222,8 @@ def inner() -> None:
         h.notes(), h.names()
     client = Client(pair)
     port = client.sockets[0].getsockname()[1]
-    client.send(b"".join(request(path) for path, _, _ in cases) + TAIL)
-    a, b = client.read()
-    replies = split(a)
-    equal((a == b, [r[0].split()[1] for r in replies[:-1]]), (True, [status for _, status, _ in cases]))
-    for (path, _, body), reply in zip(cases, replies):
-        equal((path, reply[2] if body else reply[2][:3]), (path, body or (b"Apr" if "page" in path else b"pri")))
+    for (path, _, body), got in zip(cases, in_a_row(client, cases, TAIL)):
+        equal((path, got if body else got[:3]), (path, body or (b"Apr" if "page" in path else b"pri")))
     # A static page's parts both execute, as they do the page
     equal(pair.executed(), (9, 2))
     equal([h.names() for h in pair.hosts],
@@ -483,11 +479,7 @@ def gates() -> None:
     equal((LOG / "gates").read_text(), "101")
     mark()
     # The end of a dynamic reply has not left: what is behind it stays gated
-    client = Client(pair, window=32768)
-    client.send(request(DYNAMIC + "?9000000") + request("/ungated", last=True))
-    client.read(9000000 - 150000)
-    time.sleep(1)
-    client.read()
+    behind_the_rest(pair, DYNAMIC)
     equal((LOG / "gates").exists(), False)
     pair.executed()
 

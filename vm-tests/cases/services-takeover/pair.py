@@ -13,7 +13,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -276,6 +276,24 @@ class Backend:
             body = f"{self.count} ".encode() + body + os.urandom(size)
             self.hold.wait()
             s.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\nConnection: close\r\n\r\n" % len(body) + body)
+
+
+def behind_the_rest(pair: Pair, path: str) -> None:
+    """A request, while the end of the reply to the one for `path` before it is still with the server, however busy the machine is."""
+    client = Client(pair, window=32768)
+    client.send(request(f"{path}?9000000") + request("/ungated", last=True))
+    client.read(9000000 - 150000)
+    time.sleep(1)
+    client.read()
+
+
+def in_a_row(client: Client, cases: Sequence[tuple[str, str, object]], tail: bytes) -> list[bytes]:
+    """The bodies of replies to these paths, of a connection that is kept: both servers' are the same, with these status codes."""
+    client.send(b"".join(request(path) for path, _, _ in cases) + tail)
+    a, b = client.read()
+    replies = split(a)
+    equal((a == b, [r[0].split()[1] for r in replies[:-1]]), (True, [status for _, status, _ in cases]))
+    return [r[2] for r in replies[:-1]]
 
 
 def encrypted(port: int, path: str) -> bytes:
