@@ -5,6 +5,7 @@
 import hashlib
 import http.client
 import os
+import re
 import shutil
 import socket
 import subprocess
@@ -231,6 +232,8 @@ def rpms() -> None:
                                  "share/man/man7/takeover.7.gz"],
             "perdure-rescue": ["sbin/rescuectl", "lib/systemd/system/rescue-points.service", "share/man/man8/rescuectl.8.gz"],
             "perdure-mod-takeover": ["lib64/httpd/modules/mod_takeover.so", "share/man/man5/mod_takeover.5.gz"],
+            "perdure-nginx-mod-takeover": ["lib64/nginx/modules/ngx_http_takeover_module.so", "share/nginx/modules/mod-http-takeover.conf",
+                                           "share/man/man5/ngx_http_takeover_module.5.gz"],
             "perdure-takeover-devel": ["include/takeover.h", "lib64/libtakeover.so", "share/man/man3/takeover_leave.3.gz"]}
     for package, wants in ours.items():
         path = first[f"{package}-{VERSION}-1.x86_64.rpm"]
@@ -243,6 +246,12 @@ def rpms() -> None:
         needs = run("rpm", "-qp", "--requires", path)
         assert "CURL_" not in needs and "libinih" not in needs and "libcapstone" not in needs, needs
         run("sh", "-ec", f"cd {root}; rpm2cpio {path} | cpio -idm --quiet --no-absolute-filenames")
+    # nginx takes modules that were built for its version alone, and the package says which that is
+    version = re.search(r"nginx/(\S+)", run("sh", "-c", "nginx -v 2>&1"))[1]
+    assert f"nginx(abi) = {version}\n" in run("rpm", "-qp", "--requires", first[f"perdure-nginx-mod-takeover-{VERSION}-1.x86_64.rpm"])
+    (WORK / "nginx.conf").write_text((root / "usr/share/nginx/modules/mod-http-takeover.conf").read_text().replace("/usr/lib64", f"{root}/usr/lib64") +
+                                     f"pid {WORK}/nginx.pid; error_log stderr; events {{}} http {{ access_log off; takeover on; }}\n")
+    run("nginx", "-t", "-c", WORK / "nginx.conf", env={"LD_LIBRARY_PATH": f"{root}/usr/lib64"})
     (WORK / "sum.c").write_text(SERVER)
     run("cc", "-o", WORK / "sum-rpm", WORK / "sum.c", f"-I{root}/usr/include", f"-L{root}/usr/lib64", "-lreplay")
     serves(WORK / "sum-rpm", root / "usr/bin/replayctl", root / "usr/lib64")
