@@ -484,7 +484,30 @@ def marked() -> None:
         assert 0 < first < counted("InCEPkts")
 
 
+def lost_twice() -> None:
+    """What a host that goes on alone sends again, and what is lost then, too, is not counted as a recovery"""
+    def info(s: socket.socket) -> dict[str, int]:
+        tcp = s.getsockopt(TCP, socket.TCP_INFO, 104)
+        return {"state": tcp[1], **{name: struct.unpack_from("I", tcp, at)[0] for name, at in
+                                    (("unacked", 24), ("sacked", 28), ("again_in_flight", 36), ("again", 100))}}
+
+    with service() as hosts:
+        nft("client", "table ip lossy { chain in { type filter hook input priority 0; ip length 1052 drop; }; }")
+        client, a, b = hosts.pair(options=((TCP, socket.TCP_NODELAY, 1),))
+        a.setsockopt(TCP, socket.TCP_NODELAY, 1)
+        a.sendall(bytes(1000)), b.sendall(bytes(1000))
+        wait("sent", lambda: info(a)["unacked"])
+        hosts.call("primary", PROMOTE)
+        wait("sent again", lambda: info(a)["again"])
+        equal(info(a), {"state": 0, "unacked": 1, "sacked": 0, "again_in_flight": 0, "again": 1})
+        # Now the client tells that something is missing, and the kernel looks whether its books are right
+        a.sendall(b"next")
+        wait("the client tells", lambda: info(a)["sacked"])
+        nft("client", "flush ruleset")
+        equal(read(client, 1004), bytes(1000) + b"next")
+
+
 if __name__ == "__main__":
     main(closed_first, late_writer, late_reader, no_patience, silent_peer, shorter, longer, empty, reset_by_primary, reset_by_muted, unread,
          reset_by_client, no_listener, unknown_to_both, leave, crossing, gate, abandon, half_open, half_closes, urgent, again,
-         probes, marked)
+         probes, marked, lost_twice)
