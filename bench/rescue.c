@@ -4,11 +4,13 @@
  *
  * What a rescue point costs, in a process of 16 MiB: a call of a function that writes to some pages, without a point and
  * with one; with the same pages each time, and with others; and a fault in it. Beside it what one can do without us: a
- * fork before each call, whose child could go on after a fault; and sigsetjmp() with a handler, which undoes nothing.
+ * fork before each call, whose child could go on after a fault; and sigsetjmp() with a handler, which undoes nothing. And
+ * breakpoints alone, as tracing has them: two uprobes that count, at the entry and at the return.
  */
 #include <perdure/rescue.h>
 
 #include <limits.h>
+#include <linux/perf_event.h>
 #include <setjmp.h>
 #include <signal.h>
 #include <stdbool.h>
@@ -39,7 +41,7 @@ static __attribute__((__noinline__)) long work(long pages, unsigned long first, 
 	return pages;
 }
 
-/* The same function twice: one gets a point. */
+/* The same function three times: one gets a point, one two uprobes. */
 #define FUNCTION(name)					\
 	long name(long pages, unsigned long first, bool fault);	\
 	__asm__(".text\n.globl " #name ", " #name "_return\n.type " #name ", @function\n" \
@@ -50,6 +52,7 @@ static __attribute__((__noinline__)) long work(long pages, unsigned long first, 
 
 FUNCTION(plain);
 FUNCTION(pointed);
+FUNCTION(probed);
 
 static uint64_t offset_of(const void *address)
 {
@@ -76,6 +79,19 @@ static long add_point(void)
 	};
 
 	return syscall(__NR_rescue, RESCUE_ADD, &point, sizeof(point), 0);
+}
+
+static int add_uprobe(const void *at)
+{
+	struct perf_event_attr event = {
+		.size = sizeof(event), .uprobe_path = (uintptr_t)"/proc/self/exe", .probe_offset = offset_of(at),
+	};
+	FILE *type = fopen("/sys/bus/event_source/devices/uprobe/type", "re");
+
+	if (!type || fscanf(type, "%u", &event.type) != 1)
+		die("uprobes of perf");
+	fclose(type);
+	return TRY(syscall(__NR_perf_event_open, &event, 0, -1, -1, PERF_FLAG_FD_CLOEXEC));
 }
 
 /* Of our point in /proc/rescue: what was counted since it is there */
@@ -117,6 +133,11 @@ static long call_plain_others(long pages)
 static long call_pointed(long pages)
 {
 	return pointed(pages, 0, false);
+}
+
+static long call_probed(long pages)
+{
+	return probed(pages, 0, false);
 }
 
 static long call_pointed_others(long pages)
@@ -215,6 +236,8 @@ int main(int argc, char **argv)
 {
 	static const long pages[] = { 0, 1, 8, 64 };
 	const int rounds = bench_rounds(argc, argv);
+	uint64_t hits;
+	int probes[2];
 	long id;
 
 	memory = mmap(NULL, SIZE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_POPULATE, -1, 0);
@@ -227,10 +250,15 @@ int main(int argc, char **argv)
 		MEASURE("before", pages[i], ways, pages[i]);
 	}
 	id = TRY(add_point());
+	probes[0] = add_uprobe((const void *)probed);
+	probes[1] = add_uprobe(probed_return);
 	for (int i = 0; i < 4; i++) {
 		/* What a fork, or a write to other pages, changes of what the point knows of memory, the next call would pay for. */
 		struct way forked[] = { { "fork", call_forked, {} } };
-		struct way ways[] = { { "plain", call_plain, {} }, { "perdure", call_pointed, {} }, { "sigsetjmp", call_jump, {} } };
+		struct way ways[] = {
+			{ "plain", call_plain, {} }, { "perdure", call_pointed, {} }, { "sigsetjmp", call_jump, {} },
+			{ "two uprobes", call_probed, {} },
+		};
 		struct way pointed_others[] = { { "perdure, other pages", call_pointed_others, {} } };
 
 		MEASURE("call", pages[i], forked, pages[i]);
@@ -247,6 +275,13 @@ int main(int argc, char **argv)
 	if (count_of("rescued") != 4 * (rounds + 10) || count_of("left") != 8 * (rounds + 10)) {
 		fprintf(stderr, "bench: %ld calls and %ld faults had a scope\n", count_of("left"), count_of("rescued"));
 		return 1;
+	}
+	for (int i = 0; i < 2; i++) {
+		if (read(probes[i], &hits, sizeof(hits)) != sizeof(hits) || hits != (uint64_t)4 * (rounds + 10)) {
+			fprintf(stderr, "bench: %ju calls were counted by uprobe %d\n", (uintmax_t)hits, i);
+			return 1;
+		}
+		close(probes[i]);
 	}
 	TRY(syscall(__NR_rescue, RESCUE_REMOVE, id, 0, 0));
 	/* A process that has had scopes: all else that it calls */

@@ -341,7 +341,8 @@ def serve(name: str) -> None:
 def boot() -> None:
     """Both hosts have the service"""
     global pair
-    pair = Pair(stack.enter_context(Network("takeover-matrix", SEED)), WEB, patience="10s", memory="512M")
+    # Patience for longer than a connection is held at its point and a failure goes unseen
+    pair = Pair(stack.enter_context(Network("takeover-matrix", SEED)), WEB, patience="20s", memory="512M")
     for name in OTHER:
         serve(name)
     pair.watch()
