@@ -389,5 +389,25 @@ def not_sent() -> None:
         equal(b.getsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT), 0)
 
 
+def ends_alone() -> None:
+    """A connection that its host has alone ends as any other one, also when this host is muted again"""
+    with service(free=("muted",)) as hosts:
+        client, a, b = asked_once(hosts)
+        hosts.cut("primary")
+        hosts.call("muted", PROMOTE)
+        client.sendall(b"two")
+        equal(read(b, 3), b"two")
+        a.close()
+        reboot(hosts)
+        equal(state(b)["role"], ALONE)
+        port = client.getsockname()[1]
+        # The server first: what it leaves behind has no socket when the client ends its side
+        b.close()
+        equal(client.recv(1), b"")
+        time.sleep(0.2)
+        client.close()
+        wait("the client's end is acknowledged", lambda: hosts.free(port), 3)
+
+
 if __name__ == "__main__":
-    main(left, gate_of_the_next, ended_idle, not_sent, answered_again, opened_alone, within_a_request, within_an_answer, speaks_first, deferred, some_at_a_time, unconfirmed)
+    main(left, gate_of_the_next, ended_idle, ends_alone, not_sent, answered_again, opened_alone, within_a_request, within_an_answer, speaks_first, deferred, some_at_a_time, unconfirmed)

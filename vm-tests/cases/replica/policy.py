@@ -10,8 +10,8 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-from hosts import (ABANDON, ALONE, FIN, GATE, LEAVE, PRIMARY, PROMOTE, RST, SET, SO_SNDBUFFORCE, UNGATED, Hosts, equal, inside, main, netem,
-                   nft, nothing, quietly, read, read_all, service, state, sysctl, wait)
+from hosts import (ABANDON, ALONE, FIN, GATE, LEAVE, PORT, PRIMARY, PROMOTE, RST, SET, SO_SNDBUFFORCE, UNGATED, V4, Hosts, equal, inside,
+                   main, netem, nft, nothing, quietly, read, read_all, service, state, sysctl, wait)
 from tcp_replica import GONE
 
 TCP, SOL = socket.IPPROTO_TCP, socket.SOL_SOCKET
@@ -507,7 +507,42 @@ def lost_twice() -> None:
         equal(read(client, 1004), bytes(1000) + b"next")
 
 
+def silent_client() -> None:
+    """A primary that has sent again and again to a client that did not hear it counts one loss when it goes on alone"""
+    with service() as hosts:
+        client, a, b = hosts.pair()
+        text = bytes(range(256)) * 20
+        nft("client", f"table ip deaf {{ chain in {{ type filter hook input priority 0; ip saddr {V4.service} drop; }}; }}")
+        a.sendall(text), b.sendall(text)
+        # Its third retransmission
+        wait("it sends again", lambda: a.getsockopt(TCP, socket.TCP_INFO, 8)[2] >= 3)
+        before = a.getsockopt(TCP, socket.TCP_INFO, 104)
+        nft("client", "flush ruleset")
+        hosts.call("primary", PROMOTE)
+        equal(read(client, len(text)), text)
+        after = a.getsockopt(TCP, socket.TCP_INFO, 104)
+        # Of the window at that time half, not half of the one segment that was left
+        thresholds = [struct.unpack_from("I", info, 76)[0] for info in (before, after)]
+        assert thresholds[1] >= thresholds[0] > 2, thresholds
+
+
+def missed() -> None:
+    """A muted host that has not heard the client for more than a window of the answer goes on"""
+    with service() as hosts:
+        sysctl("client", tcp_window_scaling=0)
+        client, a, b = hosts.pair()
+        text = bytes(range(256)) * 1000
+        nft("muted", f"table ip deaf {{ chain in {{ type filter hook input priority 0; ip saddr {V4.client} tcp dport {PORT} drop; }}; }}")
+        threads = [threading.Thread(target=quietly, args=(s.sendall, text)) for s in (a, b)]
+        for thread in threads:
+            thread.start()
+        equal(read(client, len(text)), text)
+        nft("muted", "delete table ip deaf")
+        client.sendall(b"q")
+        equal(read(a, 1) + read(b, 1), b"qq")
+
+
 if __name__ == "__main__":
     main(closed_first, late_writer, late_reader, no_patience, silent_peer, shorter, longer, empty, reset_by_primary, reset_by_muted, unread,
          reset_by_client, no_listener, unknown_to_both, leave, crossing, gate, abandon, half_open, half_closes, urgent, again,
-         probes, marked, lost_twice)
+         probes, marked, lost_twice, silent_client, missed)
