@@ -50,6 +50,8 @@ class Suite:
     needs: list[str] = field(default_factory=list)
     # Of a host suite: its cases need processors and no clock, so that in the default run they go on beside the others
     beside: bool = False
+    # It goes by the clock, and hardly a second: in the default run it is last, when nothing runs beside it
+    last: bool = False
 
 
 @dataclass
@@ -439,16 +441,15 @@ def main(argv: list[str]) -> int:
     waited += time.monotonic() - start
     aside = [] if args.names or args.profile else [run for run in runs if run.suite.beside]
     beside, aside_times, late = None, [], 0.0
-    try:
-        if aside:
-            kernels.wait([place for run in aside for place in run.kernels])
-            beside = Beside(aside, args)
-        for group in together([run for run in runs if run not in aside], args):
+
+    def go(some: list[Run]) -> None:
+        nonlocal waited
+        for group in together(some, args):
             before = time.monotonic()
             try:
                 kernels.wait(group[0].kernels)
             except vm.Error as e:
-                total.failed += [f"{run.label}: {e}" for run in group]
+                total.failed.extend(f"{run.label}: {e}" for run in group)
                 continue
             finally:
                 waited += time.monotonic() - before
@@ -456,10 +457,17 @@ def main(argv: list[str]) -> int:
             total.passed += verdict.passed
             total.skipped += verdict.skipped
             total.failed += verdict.failed
+
+    try:
+        if aside:
+            kernels.wait([place for run in aside for place in run.kernels])
+            beside = Beside(aside, args)
+        go([run for run in runs if run not in aside and not run.suite.last])
         before = time.monotonic()
         if beside:
             aside_times = beside.end(total)
         late = time.monotonic() - before
+        go([run for run in runs if run.suite.last])
     finally:
         try:
             kernels.close()

@@ -93,15 +93,16 @@ def slowest() -> None:
 
 
 def beside() -> None:
-    """Suites that run beside the others are told, and count as any; named, they are suites as any"""
+    """Suites that run beside the others are told, and count as any; named, they are suites as any; what goes by the clock is last"""
     suite = {"doc": "", "where": "host", "kernel": "perdure", "profiles": ["vm"], "timeout_s": 60}
     with tempfile.TemporaryDirectory() as place:
-        for name, more, run in ("alone", {}, "sleep 2"), ("aside", {"beside": True}, 'test "$(nice)" != 19 || exit 3'):
+        alone, aside = "sleep 1", f'sleep 2; touch {place}/over; test "$(nice)" != 19 || exit 3'
+        for name, more, run in (("alone", {}, alone), ("aside", {"beside": True}, aside), ("a-clock", {"last": True}, f"test -e {place}/over")):
             (Path(place) / name).mkdir()
             cases = [{"name": "case", "run": run, "timeout_s": 20}, {"name": "good", "run": "true", "timeout_s": 20}]
             (Path(place) / name / "suite.json").write_text(json.dumps(suite | more | {"cases": cases}))
         status, text = test(cases=Path(place))
-        equal((status, last(text)), (1, "5 passed, 1 failed"))
+        equal((status, last(text)), (1, "8 passed, 1 failed"))
         for line in "beside the others: aside/case, aside/good", "  FAIL aside/case", "  aside (host) case: exit status 3":
             assert line in text, f"{line} is not in:\n{text}"
         status, text = test("aside/good", cases=Path(place))
