@@ -394,6 +394,42 @@ int function_find(int fd, const char *path, const char *symbol, struct function 
 	return found ? 0 : -1;
 }
 
+static bool is_encrypting(const char *name)
+{
+	static const char *const libraries[] = { "libssl.so", "libssl3.so", "libgnutls.so", "libmbedtls.so", "libwolfssl.so" };
+
+	for (size_t i = 0; name && i < sizeof(libraries) / sizeof(*libraries); i++) {
+		if (!strncmp(name, libraries[i], strlen(libraries[i])))
+			return true;
+	}
+	return false;
+}
+
+char *function_encrypts(int fd)
+{
+	Elf *elf = elf_begin(fd, ELF_C_READ, NULL);
+	Elf_Scn *section = NULL;
+	char *found = NULL;
+	GElf_Shdr header;
+	GElf_Dyn entry;
+
+	while (!found && (section = elf_nextscn(elf, section))) {
+		Elf_Data *data;
+
+		if (!gelf_getshdr(section, &header) || header.sh_type != SHT_DYNAMIC)
+			continue;
+		data = elf_getdata(section, NULL);
+		for (int i = 0; !found && data && gelf_getdyn(data, i, &entry) && entry.d_tag != DT_NULL; i++) {
+			const char *name = entry.d_tag == DT_NEEDED ? elf_strptr(elf, header.sh_link, entry.d_un.d_val) : NULL;
+
+			if (is_encrypting(name))
+				found = strdup(name);
+		}
+	}
+	elf_end(elf);
+	return found;
+}
+
 /* A cold part that a table of symbols has */
 struct cold {
 	const char *name;

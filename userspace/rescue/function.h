@@ -27,6 +27,9 @@ int function_open(const char *path);
 /* 0, or -1: what is wrong has been said */
 int function_find(int fd, const char *path, const char *symbol, struct function *function);
 
+/* Needs the file itself a library that encrypts what it sends? Its name, to be freed; NULL: none that is known. */
+char *function_encrypts(int fd);
+
 /* Visits each one that a point can be set at */
 typedef void function_visit(const char *symbol, const struct function *function, const uint8_t *code, void *arg);
 

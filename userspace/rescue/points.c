@@ -188,6 +188,17 @@ bool point_can_return(const char *symbol, const char *binary, enum returned_type
 	return false;
 }
 
+static void warn_encrypts(const struct point *point, int fd)
+{
+	char *library = point->output == RESCUE_CASCADE ? function_encrypts(fd) : NULL;
+
+	if (library)
+		fprintf(stderr, "rescuectl: %s: warning: it needs %s. What is sent again after a fault is encrypted with a key and a number that were "
+			"used before, and who reads both can tell what they are: cork, not cascade, unless nothing of it is encrypted\n",
+			point->binary, library);
+	free(library);
+}
+
 int point_open(const struct point *point, struct function *function)
 {
 	int fd = function_open(point->binary);
@@ -196,8 +207,10 @@ int point_open(const struct point *point, struct function *function)
 		return -1;
 	if (!function_find(fd, point->binary, point->symbol, function) &&
 	    point_can_return(point->symbol, point->binary, returned_type_find(fd, point->binary, function))) {
-		if (!point->build_id || !strncasecmp(point->build_id, function->build_id, FUNCTION_BUILD_ID))
+		if (!point->build_id || !strncasecmp(point->build_id, function->build_id, FUNCTION_BUILD_ID)) {
+			warn_encrypts(point, fd);
 			return fd;
+		}
 		fprintf(stderr, "rescuectl: %s: its build ID is %s, not %s: look whether the point is right for it, and change build_id\n",
 			point->binary, *function->build_id ? function->build_id : "missing", point->build_id);
 	}

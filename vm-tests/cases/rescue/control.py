@@ -123,11 +123,20 @@ def unwritten() -> None:
 
 
 def cascading() -> None:
-    """--output cascade, and a command whose sockets have it"""
+    """--output cascade, a warning for what encrypts, and a command whose sockets have it"""
     ctl("add", PROGRAM, "plain", "--value", 1, "--output", "cascade")
     try:
         equal(point("plain")["output"], "cascade")
     finally:
+        ctl("remove", "plain")
+    # Of a program that says it needs the other library
+    encrypts = PLACE / "encrypts"
+    text = PROGRAM.read_bytes()
+    equal(text.count(b"\0libc.so.6\0"), 1)
+    encrypts.write_bytes(text.replace(b"\0libc.so.6\0", b"\0libssl.so\0"))
+    for output, warned in ("cascade", True), ("cork", False), ("give-up", False):
+        said = ctl("add", encrypts, "plain", "--value", 1, "--output", output)
+        equal((said.count("warning: it needs libssl.so."), said.count("\n")), (warned, warned))
         ctl("remove", "plain")
     asked = "import socket; print(socket.socket().getsockopt(socket.IPPROTO_TCP, 501))"
     equal(ctl("cascade", "python3", "-c", asked, user=65534), "1\n")
