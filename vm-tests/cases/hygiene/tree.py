@@ -99,7 +99,7 @@ def orphans() -> Iterator[str]:
 def tests_named() -> Iterator[str]:
     """The threat model says which test refuses what, as `suite/case test`: it is there."""
     page = TOP / "docs/design/security.md"
-    found = re.findall(r"`([a-z_]+)/([a-z_-]+)(?: (\w+))?`", page.read_text())
+    found = re.findall(r"`([a-z_-]+)/([a-z_-]+)(?: (\w+))?`", page.read_text())
     if len(found) < 50:
         yield f"{rel(page)} names {len(found)} tests only"
     for suite, case, test in found:
