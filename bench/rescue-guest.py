@@ -20,6 +20,8 @@ from shop import SHOP, Shop  # noqa: E402
 
 NAME = "bench"
 SIDES = ("native", "rescue")
+DATABASE_PORT = 7012
+AWARE = (str(RESCUECTL), "cascade")
 
 
 def output(*argv: object) -> str:
@@ -38,7 +40,7 @@ def counts() -> dict[str, int]:
     return {key: int(n) for key, n in re.findall(r"(\w+)=(\d+)(?= |$)", line)}
 
 
-def compare(case: str, rounds: int, sample: Callable[[], float], binary: str, symbol: str, value: int, *options: str) -> None:
+def compare(case: str, rounds: int, sample: Callable[[str], float], binary: str, symbol: str, value: int, *options: str) -> None:
     """Both sides in each round; who goes first alternates. All calls of the point have to be protected to their end."""
     times: dict[str, list[float]] = {side: [] for side in SIDES}
     for number in range(rounds + 1):
@@ -46,8 +48,8 @@ def compare(case: str, rounds: int, sample: Callable[[], float], binary: str, sy
             if side == "rescue":
                 point(binary, symbol, value, *options)
                 # The first calls find memory that is not known yet
-                sample()
-            took = sample()
+                sample(side)
+            took = sample(side)
             if side == "rescue":
                 counted = counts()
                 output(RESCUECTL, "remove", NAME)
@@ -67,7 +69,7 @@ def apache(place: Path, rounds: int) -> None:
     for size in (16, 32, 64, 128):
         (server.files / str(size)).write_bytes(b"x" * (size << 10))
 
-        def sample() -> float:
+        def sample(_: str) -> float:
             said = output("ab", "-q", "-n", 200, f"http://127.0.0.1:{PORT}/{size}")
             assert re.search(r"Complete requests: +200\n", said) and re.search(r"Failed requests: +0\n", said), said
             taken = re.search(r"Time taken for tests: +([\d.]+) seconds", said)
@@ -80,16 +82,23 @@ def apache(place: Path, rounds: int) -> None:
 
 
 def mariadb(place: Path, rounds: int) -> None:
-    server = Database(place)
+    """By its own socket; and by TCP with peers that would go back, beside such that would not"""
+    server = Database(place, "--skip-networking=0", "--bind-address=127.0.0.1", f"--port={DATABASE_PORT}", runner=AWARE)
     server.prepare()
-    for threads in (1, 4):
-        def sample() -> float:
-            said = output(*server.selects(f"--threads={threads}", "--events=1000", "--time=0", "run"))
+
+    def measure(case: str, threads: int, *options: str, port: int = 0, aware: tuple[str, ...] = ()) -> None:
+        def sample(side: str) -> float:
+            said = output(*(aware if side == "rescue" else ()),
+                          *server.selects(f"--threads={threads}", "--events=1000", "--time=0", "run", port=port))
             taken = re.search(r"total time: +([\d.]+)s", said)
             assert taken, said
             return float(taken[1]) * 1e9 / 1000
 
-        compare(f"mariadb {threads} connection{'s' * (threads > 1)}", rounds, sample, MARIADB, "_ZN4JOIN8optimizeEv", 1)
+        compare(case, rounds, sample, MARIADB, "_ZN4JOIN8optimizeEv", 1, *options)
+
+    measure("mariadb 1 connection", 1)
+    measure("mariadb 4 connections", 4)
+    measure("mariadb, cascade", 1, "--output", "cascade", port=DATABASE_PORT, aware=AWARE)
     server.stop()
 
 
@@ -97,7 +106,7 @@ def cascade(_: Path, rounds: int) -> None:
     """A shop that asks its stock in a scope: beside the scope there is the peer's, and an option in TCP's header."""
     servers = Shop()
 
-    def sample() -> float:
+    def sample(_: str) -> float:
         start = time.monotonic()
         for _ in range(200):
             answer = servers.ask("buy 0")

@@ -14,10 +14,17 @@
 #include <sys/socket.h>
 #include <sys/wait.h>
 
+#include <perdure/rescue.h>
+#include <perdure/tcp_replica.h>
+
 #include "bench.h"
+#include "tcp.h"
 
 #ifndef __NR_restartctl
 #define __NR_restartctl	506
+#endif
+#ifndef __NR_rescue
+#define __NR_rescue	507
 #endif
 
 extern char **environ;
@@ -187,6 +194,40 @@ static void open_all(void)
 	TRY(madvise(pages, PAGES * 4096, MADV_NOHUGEPAGE) < 0 && errno != EINVAL ? -1 : 0);
 }
 
+/* A scope whose output its peer would undo */
+static void use_rescue(void)
+{
+	static volatile int written;
+	int fds[2];
+	char c = 0;
+
+	if (syscall(__NR_rescue, RESCUE_SOCKETS, 1ul, 0ul, 0) < 0 && errno == ENOSYS)
+		return;
+	TRY(syscall(__NR_rescue, RESCUE_SOCKETS, 1ul, 0ul, 0));
+	tcp_pair(fds, 65536);
+	if (TRY(syscall(__NR_rescue, RESCUE_ENTER, (unsigned long)EIO, 0ul, RESCUE_CASCADE)) == 0) {
+		written++;
+		TRY(write(fds[0], &c, 1));
+		TRY(syscall(__NR_rescue, RESCUE_LEAVE, 0ul, 0ul, 0));
+	}
+	TRY(read(fds[1], &c, 1));
+}
+
+/* A service, in a network of its own, that goes with it */
+static void use_replica(void)
+{
+	struct tcp_replica service = { .op = TCP_REPLICA_SET, .role = TCP_REPLICA_PRIMARY, .key = "k", .family = AF_INET, .port = htons(80) };
+	int fd;
+
+	TRY(unshare(CLONE_NEWNET));
+	fd = TRY(socket(AF_INET, SOCK_STREAM, 0));
+	TRY(inet_pton(AF_INET, "127.0.0.1", service.address));
+	TRY(inet_pton(AF_INET, "127.0.0.2", service.peer));
+	if (setsockopt(fd, IPPROTO_TCP, TCP_REPLICA, &service, sizeof(service)) && errno != ENOPROTOOPT)
+		die("TCP_REPLICA");
+	_exit(0);
+}
+
 /*
  * Another user uses every call, leaves data unread at the end of one process and restarts another. On the stock kernel
  * all of it fails. What is switched on while it is in use has to be off again afterwards.
@@ -204,7 +245,13 @@ static void use_every_call(void)
 		int p[2], file;
 		char buf[64];
 
+		if (!TRY(fork()))
+			use_replica();
+		TRY(wait(&status));
+		if (status)
+			_exit(1);
 		TRY(setresuid(65534, 65534, 65534));
+		use_rescue();
 		TRY(pipe(p));
 		TRY(write(p[1], "0123456789", 10));
 		if (syscall(__NR_reregist, program, argv, environ, 0, 0) < 0)

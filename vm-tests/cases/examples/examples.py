@@ -156,8 +156,32 @@ def shop() -> Iterator[str]:
         servers.stop()
 
 
+def next_rung() -> Iterator[str]:
+    """A fault beyond the budget of a point, in a process that is restarted in place: it is a restart, and nobody else notices."""
+    servers = Shop("perdurectl", "run", "--in-place", "--")
+    try:
+        subprocess.run([RESCUECTL, "add", SHOP, "order", "--value", "-1", "--output", "cascade", "--name", "order", "--burst", "1"], check=True)
+        for n, want in (1, "sold 1, 999 left"), (13, "error"), (2, "sold 2, 997 left"):
+            if (got := servers.ask(f"buy {n}")) != want or restarts(servers.process.pid):
+                yield f"buy {n}: {got}, {restarts(servers.process.pid)} restarts"
+        if got := servers.ask("buy 13"):
+            yield f"beyond the budget: {got}"
+        yield from until(lambda: restarts(servers.process.pid) == 1, "the shop was not restarted")
+        servers.connect()
+        if (got := servers.ask("buy 1")) != "sold 1, 983 left":
+            yield f"after the restart: {got}"
+        listed = Path("/proc/rescue").read_text()
+        if not re.search(r" name=order .* rescued=1 .* died_budget=1", listed):
+            yield f"not one fault undone and one beyond the budget: {listed}"
+        if servers.process.poll() is not None:
+            yield f"the shop has ended with status {servers.process.returncode}"
+    finally:
+        servers.stop()
+        subprocess.run([RESCUECTL, "remove", "order"])
+
+
 def main() -> int:
-    return ktap.run(counter, echo, workers, shop)
+    return ktap.run(counter, echo, workers, shop, next_rung)
 
 
 if __name__ == "__main__":

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
-"""MariaDB, from nothing in an empty directory, as root and without a network."""
+"""MariaDB, from nothing in an empty directory, as root, and without a network unless an option says otherwise."""
 
 import subprocess
 import time
@@ -9,9 +9,9 @@ MARIADB = "/usr/sbin/mariadbd"
 
 
 class Database:
-    def __init__(self, place: Path, *options: str) -> None:
+    def __init__(self, place: Path, *options: str, runner: tuple[str, ...] = ()) -> None:
         self.place, self.socket = place, place / "socket"
-        self.options = options
+        self.options, self.runner = options, runner
         self._output("mariadb-install-db", "--no-defaults", f"--datadir={place / 'data'}", "--user=root",
                      "--auth-root-authentication-method=normal", "--skip-test-db")
         self.start()
@@ -23,7 +23,7 @@ class Database:
         return done.stdout
 
     def start(self) -> None:
-        self.process = subprocess.Popen([MARIADB, "--no-defaults", f"--datadir={self.place / 'data'}", f"--socket={self.socket}",
+        self.process = subprocess.Popen([*self.runner, MARIADB, "--no-defaults", f"--datadir={self.place / 'data'}", f"--socket={self.socket}",
                                          "--skip-networking", "--user=root", "--innodb-flush-log-at-trx-commit=0",
                                          f"--log-error={self.place / 'errors'}", *self.options], stdin=subprocess.DEVNULL)
         deadline = time.monotonic() + 300
@@ -43,9 +43,10 @@ class Database:
         assert not done.returncode, f"{texts}: {done.stdout}"
         return done.stdout
 
-    def selects(self, *options: str) -> list[str]:
-        """The command of sysbench's selects by a key, in a table of 1000 rows; it stops at the first error."""
-        return ["sysbench", "oltp_point_select", "--db-driver=mysql", "--mysql-user=root", f"--mysql-socket={self.socket}",
+    def selects(self, *options: str, port: int = 0) -> list[str]:
+        """The command of sysbench's selects by a key, in a table of 1000 rows; it stops at the first error. At its socket, without a port."""
+        where = ["--mysql-host=127.0.0.1", f"--mysql-port={port}"] if port else [f"--mysql-socket={self.socket}"]
+        return ["sysbench", "oltp_point_select", "--db-driver=mysql", "--mysql-user=root", *where,
                 "--mysql-ignore-errors=none", "--tables=1", "--table-size=1000", *options]
 
     def prepare(self) -> None:
