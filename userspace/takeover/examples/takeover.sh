@@ -18,8 +18,15 @@ dead() { [ "$(ip -o address show to "$1")" ]; }
 exec 9>$DIRECTORY/keepalived.lock
 flock 9
 
+# Said whenever keepalived calls it, and not first when the other host has died
+lost=''
+failed=''
+if ! command -v ping >/dev/null; then
+	logger -t takeover.sh -p daemon.err "ping is not installed: without it this host is never promoted: install iputils-ping"
+	lost=1
+fi
+
 # A host that has lost the network itself does not go on before it has it again, and still does not hear the other one
-lost=
 while dead "$1"; do
 	if ! ping -q -c 1 -w 1 "$GATEWAY" >/dev/null; then
 		[ "$lost" ] || logger -t takeover.sh -p daemon.err "the other host is silent, and ping does not reach GATEWAY, $GATEWAY: not promoted until it does"
@@ -30,7 +37,14 @@ while dead "$1"; do
 		lost=
 		sleep $ADVERTS
 	else
-		exec takeoverctl promote all
+		said=$(takeoverctl promote all 2>&1)
+		case $? in
+		0 | 3) exit 0 ;;	# 3: the other one has been promoted
+		esac
+		# takeoverd may be down, or started anew with a mistake in its file; keepalived does not call a second time
+		[ "$failed" ] || logger -t takeover.sh -p daemon.err "this host is not promoted, and tries again until it is: $said"
+		failed=1
+		sleep 0.2
 	fi
 done
 

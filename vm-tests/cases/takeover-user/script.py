@@ -8,6 +8,7 @@ import time
 from contextlib import contextmanager
 from collections.abc import Iterator
 from pathlib import Path
+from shutil import which as find
 
 from takeover import TOP, equal, main
 
@@ -16,12 +17,19 @@ MARK = "127.0.0.3"
 STATUS = "web backup epoch alone x\nold primary epoch protected x\nlate backup epoch promoting x\n"
 
 
+def which(name: str) -> str:
+    path = find(name)
+    assert path, f"{name} is not there"
+    return path
+
+
 class Script:
     """keepalived's side of it."""
 
     def __init__(self, place: Path) -> None:
         self.network, self.mark, self.told, self.place = place / "network", place / "mark", place / "told", place
         self.logged = place / "logged"
+        self.path = f"{place}:/usr/sbin:/usr/bin:/sbin:/bin"
         self.told.touch()
         self.logged.touch()
         (place / "takeover.sh").write_text(TEXT.replace("DIRECTORY=/run/takeover", f"DIRECTORY={place}"))
@@ -30,7 +38,8 @@ class Script:
                           ("logger", f"echo \"$*\" >>{self.logged}"), \
                           ("ip", f"test \"$*\" != '-o address show to {MARK}' || cat {self.mark} 2>/dev/null"), \
                           ("takeoverctl", f"case $1 in status) exec cat {place}/status ;; protect) sed -i \"/^$2 /d\" {place}/status ;; esac; "
-                           f"echo \"$*\" >>{self.told}"):
+                           f"echo \"$*\" >>{self.told}; at={place}/status-$(sed -n \\$= {self.told}); "
+                           "if test $1 = promote -a -e $at; then echo it is down >&2; exit $(cat $at); fi"):
             (place / name).write_text(f"#!/bin/sh\n{text}\n")
             (place / name).chmod(0o755)
         self.running: list[subprocess.Popen[bytes]] = []
@@ -44,8 +53,20 @@ class Script:
         self.says(state)
 
     def says(self, state: str) -> None:
-        self.running.append(subprocess.Popen(["sh", str(self.place / "takeover.sh"), MARK, "INSTANCE", "peer", state, "100"],
-                                             env={"PATH": f"{self.place}:/usr/sbin:/usr/bin:/sbin:/bin"}))
+        self.running.append(subprocess.Popen([which("sh"), str(self.place / "takeover.sh"), MARK, "INSTANCE", "peer", state, "100"],
+                                             env={"PATH": self.path}))
+
+    def without_ping(self) -> None:
+        """A host that has no such program, though the machine that this runs on may have it."""
+        (self.place / "ping").rename(self.place / "none")
+        for name in "sh", "flock", "sleep", "cat", "sed", "test":
+            (self.place / name).symlink_to(which(name))
+        self.path = str(self.place)
+
+    def promotes(self, *statuses: int) -> None:
+        """What becomes of takeoverctl's first promotions; later ones succeed."""
+        for number, status in enumerate(statuses, 1):
+            (self.place / f"status-{number}").write_text(str(status))
 
     def ends(self) -> list[str]:
         for process in self.running:
@@ -150,5 +171,50 @@ def stopped() -> None:
         equal(s.ends(), ["promote all"])
 
 
+def refused() -> None:
+    """takeoverd is down: it is asked until it answers, for keepalived calls once, and the log says so once"""
+    with script() as s:
+        s.network.touch()
+        s.promotes(1, 2)
+        s.becomes("MASTER")
+        equal(s.ends(), ["promote all"] * 3)
+        said, = s.logged.read_text().splitlines()
+        assert "daemon.err " in said and "not promoted" in said and "it is down" in said, said
+    # Not by a host whose peer has been promoted
+    with script() as s:
+        s.network.touch()
+        s.promotes(1, 3)
+        s.becomes("MASTER")
+        equal(s.ends(), ["promote all"] * 2)
+    # Nor when the other one is back
+    with script() as s:
+        s.network.touch()
+        s.promotes(*[1] * 50)
+        s.becomes("MASTER")
+        time.sleep(0.7)
+        s.becomes("BACKUP")
+        told = s.ends()
+        assert 2 <= told.count("promote all") < 20, told
+        equal(told[-2:], ["protect web", "protect late"])
+
+
+def no_ping() -> None:
+    """Without ping nobody is promoted: what has to be installed is in the log as soon as keepalived starts"""
+    with script() as s:
+        s.without_ping()
+        s.network.touch()
+        s.becomes("BACKUP")
+        equal(s.ends(), ["protect web", "protect late"])
+        said, = s.logged.read_text().splitlines()
+        assert "daemon.err " in said and "install iputils-ping" in said, said
+        s.becomes("MASTER")
+        time.sleep(1)
+        equal(len(s.told.read_text().splitlines()), 2)
+        first, second = s.logged.read_text().splitlines()
+        assert "install iputils-ping" in second and "does not reach" not in second, second
+        (s.place / "none").rename(s.place / "ping")
+        equal(s.ends()[2:], ["promote all"])
+
+
 if __name__ == "__main__":
-    main(dead, back, cut, gateway, again, overtaken, stopped)
+    main(dead, back, cut, gateway, again, overtaken, stopped, refused, no_ping)
