@@ -243,8 +243,9 @@ static void entry_give(struct entry *e, struct wait *wait)
 	} else {
 		e->svc->replies++;
 	}
-	entry_free(e);
+	/* Who has not heard of us for too long looks for the name, and then for this: it finds one of them */
 	wait_end(wait, fd < 0 ? LOCAL_REFUSED : LOCAL_GIVEN, fd, length);
+	entry_free(e);
 }
 
 /* Is there an answer now? */

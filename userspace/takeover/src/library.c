@@ -583,6 +583,34 @@ static enum takeover_verdict stored_reply(const struct endpoint *service, uint64
 	return TAKEOVER_REPLY;
 }
 
+/* false: it says only that the role is to be looked at */
+static bool answer_decides(const struct local_answer *answer, int given, enum takeover_verdict *verdict, struct takeover_result *result)
+{
+	if (answer->type == LOCAL_LOOK)
+		return false;
+	*verdict = answer->type == LOCAL_EXECUTE ? TAKEOVER_EXECUTE : TAKEOVER_REFUSED;
+	if (answer->type == LOCAL_GIVEN && given >= 0) {
+		*result = (struct takeover_result){ given, answer->length };
+		*verdict = TAKEOVER_REPLY;
+	}
+	return true;
+}
+
+/* It may have woken up just now: what it has given is not in its store any more, and has been sent before */
+static enum takeover_verdict late_reply(const struct kept *local, enum takeover_verdict stored, struct takeover_result *result)
+{
+	enum takeover_verdict verdict = stored;
+	struct local_answer answer;
+	int given;
+
+	while (stored == TAKEOVER_EXECUTE && !local_receive(local->fd, &answer, &given)) {
+		hangs = false;
+		if (answer_decides(&answer, given, &verdict, result))
+			break;
+	}
+	return verdict;
+}
+
 API enum takeover_verdict takeover_reply_wait(int fd, uint64_t id, uint64_t number, struct takeover_result *result)
 {
 	enum takeover_verdict verdict = TAKEOVER_REFUSED;
@@ -606,6 +634,8 @@ API enum takeover_verdict takeover_reply_wait(int fd, uint64_t id, uint64_t numb
 		if (alone && now_ms() - alone_at >= (hangs ? LOOK_MS : ALONE_MS)) {
 			hangs = true;
 			verdict = stored_reply(&service, id, number, result);
+			if (local)
+				verdict = late_reply(local, verdict, result);
 			break;
 		}
 		if (!local) {
@@ -649,14 +679,8 @@ API enum takeover_verdict takeover_reply_wait(int fd, uint64_t id, uint64_t numb
 			continue;
 		}
 		hangs = false;
-		if (answer.type == LOCAL_LOOK)
+		if (!answer_decides(&answer, given, &verdict, result))
 			continue;
-		if (answer.type == LOCAL_GIVEN && given >= 0) {
-			*result = (struct takeover_result){ given, answer.length };
-			verdict = TAKEOVER_REPLY;
-		} else if (answer.type == LOCAL_EXECUTE) {
-			verdict = TAKEOVER_EXECUTE;
-		}
 		pool_give(local);
 		local = NULL;
 		break;

@@ -2,7 +2,8 @@
 /*
  * Preloaded: a kernel with TCP_REPLICA, whose connections are what a file says. $TAKEOVER_KERNEL is a directory: "role" has a role's number
  * and an id, "fail" the errno of what is set, "hang" the name of what takes
- * its time, "busy" the peer that there are connections with, "later" how many seconds it is later than it is, and what is set is added to "log".
+ * its time, "busy" the peer that there are connections with, "later" how many seconds it is later than it is, and what is set is added to "log". While "slow-look" is there, who is about to open a logged reply stands still, and
+ * says so by "looks"; while "slow-take" is, who has just taken one away.
  */
 #include <arpa/inet.h>
 #include <dlfcn.h>
@@ -10,6 +11,7 @@
 #include <fcntl.h>
 #include <inttypes.h>
 #include <netinet/in.h>
+#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -62,6 +64,38 @@ int clock_gettime(clockid_t clock, struct timespec *t)
 
 	if (clock == CLOCK_BOOTTIME && text_of("later", text))
 		t->tv_sec += atoi(text);
+	return result;
+}
+
+static void stand(const char *reply, const char *while_there)
+{
+	char text[128];
+
+	while (strstr(reply, "-80.") && text_of(while_there, text)) {
+		close(in_place("looks", O_WRONLY | O_CREAT));
+		usleep(10000);
+	}
+}
+
+int openat(int dir, const char *name, int flags, ...)
+{
+	int (*next)(int, const char *, int, ...) = dlsym(RTLD_NEXT, "openat64");	/* which this is, too */
+	va_list args;
+	mode_t mode;
+
+	va_start(args, flags);
+	mode = flags & O_CREAT || (flags & O_TMPFILE) == O_TMPFILE ? va_arg(args, mode_t) : 0;
+	va_end(args);
+	stand(name, "slow-look");
+	return next(dir, name, flags, mode);
+}
+
+int unlinkat(int dir, const char *name, int flags)
+{
+	int (*next)(int, const char *, int) = dlsym(RTLD_NEXT, "unlinkat");
+	const int result = next(dir, name, flags);
+
+	stand(name, "slow-take");
 	return result;
 }
 

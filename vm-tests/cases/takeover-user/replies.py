@@ -26,7 +26,7 @@ def given() -> None:
     primary.reply(7, 2, "later")
     equal([p.name for p in b.store.iterdir()], ["192.0.2.10-80.0000000000000007.2"])
     equal(backup.do("wait", 7, 2)[::3], ["REPLY", "later"])
-    equal(list(b.store.iterdir()), [])
+    wait("it has no name any more", lambda: not list(b.store.iterdir()))
     equal(backup.do("wait", 7, 2)[0], "REFUSED")
     backup.be(ALONE, 7)
     equal(backup.do("wait", 7, 2)[0], "REFUSED")
@@ -448,6 +448,30 @@ def survivor() -> None:
     end(a)
 
 
+def overtaken() -> None:
+    """takeoverd wakes up while one that has waited too long for it looks into the store: what it gives just then is not executed"""
+    a, b = pair(service="patience = 10s")
+    a.client(PRIMARY, 7).reply(7, 1, "logged")
+    b.ctl("promote", "web")
+    waiting = b.client(ALONE, 7)
+    assert b.process
+    b.process.send_signal(signal.SIGSTOP)
+    (waiting.place / "slow-look").write_text("x")
+    (b.place / "slow-take").write_text("x")
+    waiting.begin_do("wait", 7, 1)
+    wait("it looks for the reply", (waiting.place / "looks").exists)
+    b.process.send_signal(signal.SIGCONT)
+    # It stands still once it has taken the name away, whatever it does next
+    wait("takeoverd has taken it away", lambda: not list(b.store.iterdir()))
+    (waiting.place / "slow-look").unlink()
+    equal(waiting.done()[::3], ["REPLY", "logged"])
+    (b.place / "slow-take").unlink()
+    equal(b.status()["replies"], 1)
+    # Once
+    equal(waiting.do("wait", 7, 1)[0], "REFUSED")
+    end(a, b)
+
+
 def storm() -> None:
     """Many threads at once, and forks: each reply comes to who waits for it, and is what was written"""
     for acknowledged in (0, 1):
@@ -469,4 +493,4 @@ def storm() -> None:
     end(a, b)
 
 
-main(given, stock, promoted, vanished, long_one, no_room, forgotten, full_disk, last_words, restarted, restarted_primary, waited_for, hung_up, patient, survivor, storm)
+main(given, stock, promoted, vanished, long_one, no_room, forgotten, full_disk, last_words, restarted, restarted_primary, waited_for, hung_up, patient, survivor, overtaken, storm)
