@@ -660,9 +660,14 @@ static void entry_found(const char *name)
 		return;
 	at.family = strchr(address, ':') ? AF_INET6 : AF_INET;
 	at.port = htons(port);
-	svc = inet_pton(at.family, address, at.address) == 1 ? service_at(&at) : NULL;
-	if (!svc || fstatat(dir, name, &st, AT_SYMLINK_NOFOLLOW) || !S_ISREG(st.st_mode))
+	if (inet_pton(at.family, address, at.address) != 1 || fstatat(dir, name, &st, AT_SYMLINK_NOFOLLOW) || !S_ISREG(st.st_mode))
 		return;
+	svc = service_at(&at);
+	/* Nobody asks for it: one that has been taken out of the file is still among them while its connections are with both hosts */
+	if (!svc) {
+		unlinkat(dir, name, 0);
+		return;
+	}
 	e = entry_new(svc, key_of(svc, id, number), WHOLE);
 	e->named = true;
 	e->size = st.st_size;

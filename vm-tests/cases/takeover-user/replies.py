@@ -6,7 +6,7 @@ import signal
 import time
 from pathlib import Path
 
-from takeover import ALONE, BACKUP, OFF, PRIMARY, Host, end, equal, main, pair, run, wait
+from takeover import ADDRESS, ALONE, BACKUP, OFF, PRIMARY, Host, end, equal, main, pair, run, wait
 
 
 def given() -> None:
@@ -311,6 +311,31 @@ def restarted() -> None:
     end(a)
 
 
+def left_over() -> None:
+    """Logged replies of a service that is not in the file any more, and of none, are taken away; those of one that stays are kept"""
+    a, b = pair()
+    text = b.config.read_text()
+    a.client(PRIMARY, 3).reply(3, 1, "logged")
+    logged, = b.store.iterdir()
+    # Both hosts have it still when it is taken out
+    other = text.split("[service web]")[1].replace(f"address = {ADDRESS}", "address = 192.0.2.11")
+    b.config.write_text(text.split("[service web]")[0] + "[service other]" + other)
+    a.kill()
+    b.kill()
+    b.start()
+    assert logged.exists()
+    equal(b.host_status()["store"]["replies"], 1)
+    b.ctl("abandon", "web")
+    wait("it is left", lambda: "it has been left" in b.text())
+    for name in "192.0.2.11-80.0000000000000005.1", "192.0.2.99-80.0000000000000005.1", "2001:db8::1-80.0000000000000005.1", "notes":
+        (b.store / name).write_text("x")
+    b.kill()
+    b.start()
+    equal(sorted(p.name for p in b.store.iterdir()), ["192.0.2.11-80.0000000000000005.1", "notes"])
+    equal(b.host_status()["store"]["used"], 4096 + 1)
+    end(b)
+
+
 def restarted_primary() -> None:
     """takeoverd is started anew at the primary: what it has opened goes on without it"""
     a, b = pair()
@@ -493,4 +518,4 @@ def storm() -> None:
     end(a, b)
 
 
-main(given, stock, promoted, vanished, long_one, no_room, forgotten, full_disk, last_words, restarted, restarted_primary, waited_for, hung_up, patient, survivor, overtaken, storm)
+main(given, stock, promoted, vanished, long_one, no_room, forgotten, full_disk, last_words, restarted, left_over, restarted_primary, waited_for, hung_up, patient, survivor, overtaken, storm)
