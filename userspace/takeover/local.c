@@ -494,6 +494,7 @@ static char *metrics_text(size_t *size)
 		{ "displaced", "gauge", "The address has left this host, which is alone", "displaced" },
 		{ "silent", "gauge", "The peer has abandoned it, and this host has not been promoted", "silent" },
 		{ "settings_differ", "gauge", "TCP's settings are not those of the peer", "settings_differ" },
+		{ "clocks_differ", "gauge", "The peer's time of day is not this host's, by more than a second", "clocks_differ" },
 		{ "replies_total", "counter", "Logged replies given to this host's servers", "replies" },
 		{ "executed_total", "counter", "Requests that this host was told to execute, since the primary was gone", "executed" },
 		{ "refused_total", "counter", "Waits for a reply that was not logged", "refused" },

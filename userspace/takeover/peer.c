@@ -83,6 +83,7 @@ struct dial {
 	size_t have, want;
 	uint64_t deadline;
 	/* The dialler's */
+	uint32_t begun;		/* clock_ms() */
 	struct peer_message question;
 	dialled_fn done;
 	void *arg;
@@ -264,6 +265,7 @@ static bool dial_frame(struct dial *d)
 		}
 		message_swap(&message, false);
 		if (!d->listener) {
+			service_clock(d->svc, d->begun, message.verb == VERB_ANSWER ? message.lot : 0);
 			dial_end(d, 0, &message);
 			return true;
 		}
@@ -352,6 +354,7 @@ struct dial *peer_dial(struct service *svc, const union address *to, const struc
 		.family = htons(svc->c->at.family == AF_INET ? 4 : 6), .port = svc->c->at.port,
 	};
 	memcpy(d->hello.address, svc->c->at.address, sizeof(d->hello.address));
+	d->begun = clock_ms();
 	if (question) {
 		d->question = *question;
 		message_swap(&d->question, true);

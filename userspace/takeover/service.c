@@ -54,6 +54,7 @@
 #define JOIN_US		200000
 #define RULES_AGAIN_NS	(5 * SECOND_NS)
 #define SILENT_ASKS	3
+#define CLOCK_MOST_MS	1000	/* half of what the kernel allows for */
 #define LEAVE_NS	(10 * SECOND_NS)	/* nobody has died: there is time to ask the peer */
 #define STATE_SIZE	512	/* of a file, always */
 #define ANNOUNCEMENTS	4	/* one may get lost, or come before a switch has learnt where we are */
@@ -1053,7 +1054,8 @@ static uint32_t setting(const char *name)
 static struct peer_message message(const struct service *svc, enum verb verb)
 {
 	struct peer_message m = {
-		.verb = verb, .state = svc->state, .epoch = svc->epoch, .backup = svc->backup, .lot = svc->claim ? svc->claim->lot : 0,
+		.verb = verb, .state = svc->state, .epoch = svc->epoch, .backup = svc->backup,
+		.lot = verb == VERB_ANSWER ? clock_ms() : svc->claim ? svc->claim->lot : 0,
 	};
 
 	for (unsigned int i = 0; i < SETTINGS; i++)
@@ -1076,6 +1078,38 @@ static void settings_compare(struct service *svc, const struct peer_message *m)
 			    m->settings[i]);
 	}
 	svc->differs = differs;
+}
+
+uint32_t clock_ms(void)
+{
+	struct timespec t;
+	uint32_t ms;
+
+	clock_gettime(CLOCK_REALTIME, &t);
+	ms = (uint64_t)t.tv_sec * 1000 + t.tv_nsec / 1000000;
+	return ms ? ms : 1;
+}
+
+static bool clock_differs(const struct service *svc)
+{
+	return svc->clock_off > CLOCK_MOST_MS || svc->clock_off < -CLOCK_MOST_MS;
+}
+
+void service_clock(struct service *svc, uint32_t asked, uint32_t its)
+{
+	const int32_t after = its - asked, before = its - clock_ms();
+	const bool differed = clock_differs(svc);
+
+	if (!its)
+		return;
+	/* It answered after we had asked, and before now: how long either way took is not known */
+	svc->clock_off = before > 0 ? before : after < 0 ? after : 0;
+	if (clock_differs(svc) && !differed)
+		say(LOG_WARNING, "%s: the peer's clock is %s by %.1f s: when the hosts' differ by more than two seconds, connections that one of them goes on "
+		    "with may stand still for as long: let both set it by NTP", svc->c->name, svc->clock_off > 0 ? "ahead" : "late",
+		    abs(svc->clock_off) / 1000.0);
+	else if (!clock_differs(svc) && differed)
+		say(LOG_NOTICE, "%s: the peer's clock is as ours again", svc->c->name);
 }
 
 /* Anything that it has said tells what it is */
@@ -1564,12 +1598,13 @@ json_t *services_status(void)
 		if (svc->counts)
 			counts_add(counts, svc->counts);
 		json_array_append_new(all, json_pack(
-			"{s:s, s:s, s:i, s:s, s:s, s:I, s:{s:s, s:s, s:b, s:s}, s:b, s:b, s:b, s:b, s:b, s:b, s:b, s:I, s:I, s:I, s:I, s:I, s:o}",
+			"{s:s, s:s, s:i, s:s, s:s, s:I, s:{s:s, s:s, s:b, s:s}, s:b, s:b, s:b, s:b, s:b, s:i, s:b, s:b, s:b, s:I, s:I, s:I, s:I, s:I, s:o}",
 			"name", svc->c->name, "address", endpoint_text(&svc->c->at), "port", ntohs(svc->c->at.port), "state", state_shown(svc),
 			"role", svc->backup ? "backup" : "primary", "epoch", (json_int_t)svc->epoch,
 			"peer", "address", address_text(&svc->peer, false), "log", address_text(&svc->peer_log, true), "alive", alive,
 			"state", alive ? state_names[svc->peer_state] : "unknown",
-			"split", svc->split, "displaced", svc->displaced, "silent", svc->silent >= SILENT_ASKS, "settings_differ", svc->differs, "protect", wants_protection(svc),
+			"split", svc->split, "displaced", svc->displaced, "silent", svc->silent >= SILENT_ASKS, "settings_differ", svc->differs,
+			"clocks_differ", clock_differs(svc), "clock_ms", svc->clock_off, "protect", wants_protection(svc),
 			"asked", svc->state != ALONE || svc->protect, "in_file", !svc->leaving && !svc->old,
 			"replies", (json_int_t)svc->replies, "executed", (json_int_t)svc->executed, "refused", (json_int_t)svc->refused,
 			"lost", (json_int_t)svc->lost, "forgotten", (json_int_t)svc->forgotten, "kernel", counts));
@@ -1639,6 +1674,10 @@ unsigned int host_check(void (*found)(void *arg, const char *text), void *arg)
 	LL_FOREACH(services, svc)
 		if (svc->differs)
 			FOUND("[service %s]: TCP's settings are not those of the peer: the journal says which", svc->c->name);
+	LL_FOREACH(services, svc)
+		if (clock_differs(svc))
+			FOUND("[service %s]: the peer's clock is %s by %.1f s: let both hosts set theirs by NTP", svc->c->name,
+			      svc->clock_off > 0 ? "ahead" : "late", abs(svc->clock_off) / 1000.0);
 	LL_FOREACH(services, svc)
 		if (svc->leaving && svc->state == PROTECTED)
 			FOUND("[service %s]: it is not in the file any more, and both hosts have its connections: `takeoverctl promote` it at the host that the "

@@ -117,8 +117,9 @@ static int show_status(bool json)
 
 		snprintf(address, sizeof(address), strchr(text_of(one, "address"), ':') ? "[%s]:%lld" : "%s:%lld", text_of(one, "address"),
 			 number_of(one, "port"));
-		snprintf(there, sizeof(there), "%s%s%s%s%s%s", text_of(peer, "state"), json_is_true(json_object_get(one, "split")) ? ", split" : "",
+		snprintf(there, sizeof(there), "%s%s%s%s%s%s%s", text_of(peer, "state"), json_is_true(json_object_get(one, "split")) ? ", split" : "",
 			 json_is_true(json_object_get(one, "displaced")) ? ", displaced" : "", json_is_true(json_object_get(one, "settings_differ")) ? ", differs" : "",
+			 json_is_true(json_object_get(one, "clocks_differ")) ? ", clock" : "",
 			 json_is_true(json_object_get(peer, "alive")) && json_is_false(json_object_get(one, "asked")) ? ", not asked" : "",
 			 json_is_true(json_object_get(one, "in_file")) ? "" : ", not in the file");
 		printf("%-16s %-24s %-8s %-10s %6lld  %-20s %9lld %9lld\n", text_of(one, "name"), address, text_of(one, "role"), text_of(one, "state"),

@@ -82,6 +82,7 @@ struct service {
 	bool had_address;		/* of ALONE: the address has been here */
 	bool displaced;			/* of ALONE: it has gone again */
 	bool differs;			/* settings do */
+	int32_t clock_off;		/* ms: how much the peer's clock is ahead, at least */
 	bool nobody_asks;		/* both hosts are the primary */
 	unsigned int silent;		/* how often the peer has said that it does not go on, and nor does this host */
 	bool stranger;			/* it has another key */
@@ -141,10 +142,14 @@ struct peer_message {
 	uint32_t state;
 	uint64_t epoch;
 	uint32_t backup;
-	uint32_t lot;			/* of a claim */
+	uint32_t lot;			/* of a claim; of a VERB_ANSWER, the sender's clock_ms(), or 0 of an older one */
 	uint32_t settings[SETTINGS];
 };
 
+/* Its time of day, of which its timestamps are made; never 0 */
+uint32_t clock_ms(void);
+/* What the peer's was when it answered a question that we had begun when ours was @asked */
+void service_clock(struct service *svc, uint32_t asked, uint32_t its);
 /* The peer's question @m becomes our answer */
 void service_asked(struct service *svc, struct peer_message *m);
 

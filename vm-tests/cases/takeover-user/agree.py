@@ -469,6 +469,27 @@ def full() -> None:
     end(a, b)
 
 
+def clocks() -> None:
+    """Hosts whose times of day differ by more than a second say so, once, and when they are alike again"""
+    a, b = pair()
+    (a.place / "clock").write_text("1")
+    time.sleep(2.5)
+    assert not a.status()["clocks_differ"] and not b.status()["clocks_differ"], (a.status(), b.status())
+    (a.place / "clock").write_text("5")
+    wait("that is seen", lambda: a.status()["clocks_differ"] and b.status()["clocks_differ"])
+    for host, sign, words in (a, -1, r"\[service web\]: the peer\'s clock is late by [45]\.\d s"), (b, 1, r"\[service web\]: the peer\'s clock is ahead by [45]\.\d s"):
+        assert 4000 < sign * host.status()["clock_ms"] <= 5000, host.status()
+        assert re.search(words, host.ctl("check", ok=1)) and ", clock" in host.ctl("status")
+        assert 'takeover_clocks_differ{service="web"} 1' in host.sh("curl -s http://127.0.0.1:9090/metrics")
+    time.sleep(2.5)
+    (a.place / "clock").unlink()
+    wait("that is seen", lambda: not a.status()["clocks_differ"] and not b.status()["clocks_differ"])
+    for host in a, b:
+        equal((host.text().count("the peer's clock is"), host.text().count("the peer's clock is as ours again")), (2, 1))
+        equal(host.ctl("check"), "")
+    end(a, b)
+
+
 def refused() -> None:
     """A kernel that refuses, a peer with another key, another peer, settings that differ"""
     a, b = Host("a", 1, "primary"), Host("b", 2, "backup", key="ff112233445566778899aabbccddeeff")
@@ -689,4 +710,4 @@ manage_address = yes""")
     end(a, b)
 
 
-main(at_first, switched, gone, other_way, healed, split, both, stood_still, where, goes_back, started_anew, asked_for, taken_out, taken_out_primary, full, refused, flushed, kernel_refuses, joins, restarting, figures, address)
+main(at_first, switched, gone, other_way, healed, split, both, stood_still, where, goes_back, started_anew, asked_for, taken_out, taken_out_primary, full, clocks, refused, flushed, kernel_refuses, joins, restarting, figures, address)

@@ -2,7 +2,8 @@
 /*
  * Preloaded: a kernel with TCP_REPLICA, whose connections are what a file says. $TAKEOVER_KERNEL is a directory: "role" has a role's number
  * and an id, "fail" the errno of what is set, "hang" the name of what takes
- * its time, "busy" the peer that there are connections with, "later" how many seconds it is later than it is, and what is set is added to "log". While "slow-look" is there, who is about to open a logged reply stands still, and
+ * its time, "busy" the peer that there are connections with, "later" how many seconds it is later than it is, "clock" how many its time of
+ * day is ahead, and what is set is added to "log". While "slow-look" is there, who is about to open a logged reply stands still, and
  * says so by "looks"; while "slow-take" is, who has just taken one away.
  */
 #include <arpa/inet.h>
@@ -62,7 +63,7 @@ int clock_gettime(clockid_t clock, struct timespec *t)
 	const int result = next(clock, t);
 	char text[128];
 
-	if (clock == CLOCK_BOOTTIME && text_of("later", text))
+	if ((clock == CLOCK_BOOTTIME && text_of("later", text)) || (clock == CLOCK_REALTIME && text_of("clock", text)))
 		t->tv_sec += atoi(text);
 	return result;
 }
