@@ -153,9 +153,38 @@ def host() -> str:
     return f"takeover {state}{', without the kernel' if lacks else ''}, page {'served' if served else 'missing'}"
 
 
+def points() -> int:
+    """Of the name json_loads, whoever set them."""
+    try:
+        with open("/proc/rescue") as file:
+            return sum("name=json_loads" in line.split() for line in file)
+    except FileNotFoundError:   # another kernel
+        return 0
+
+
+def removal() -> str:
+    """Packages whose units are enabled and run are purged: nothing runs, no point is set, no link to a unit is left."""
+    units = "rescue-points", "takeoverd"
+    library = os.path.realpath(glob.glob("/usr/lib/*/libjansson.so.4")[0])
+    with open("/etc/perdure/rescue.d/jansson.conf", "w") as file:
+        file.write(f"[json_loads]\nbinary = {library}\nsymbol = json_loads\nvalue = 0\n")
+    subprocess.run(["systemctl", "enable", *units], check=True)
+    for name in units:
+        started(name)
+    before = points()
+    packages = ["dpkg", "--purge", "rescuectl", "takeoverd"]
+    if not os.path.exists("/var/lib/dpkg/info/rescuectl.list"):
+        packages = ["rpm", "-e", "--nodeps", "perdure-rescue", "perdure-takeover"]
+    subprocess.run(packages, check=True)
+    run = [name for name in units if not subprocess.run(["systemctl", "is-active", "--quiet", name]).returncode]
+    links = [link for link in glob.glob("/etc/systemd/system/*.wants/*") if os.path.basename(link).partition(".")[0] in units]
+    return f"removed: points {before} before, {points()} after, {len(run)} units run, {len(links)} enabled"
+
+
 try:
     say(f"kernel {os.uname().release}")
-    for tool, what in ("zhttpd", download), ("zhttpd", unit), ("rescuectl", function), ("takeoverd", host):
+    for tool, what in (("zhttpd", download), ("zhttpd", unit), ("rescuectl", function), ("takeoverd", host),
+                       ("rescuectl", removal)):
         if shutil.which(tool):
             say(what())
     say("done")

@@ -162,7 +162,7 @@ def machine() -> None:
 def protects(said: list[str], release: str) -> None:
     equal(said, [f"kernel {release}", "download equal, server alive",
                  "unit: 5 restarts by the kernel, 0 by perdurectl, 1 by systemd", "points set, function returned 0",
-                 "takeover alone, page served", "done"])
+                 "takeover alone, page served", "removed: points 1 before, 0 after, 0 units run, 0 enabled", "done"])
 
 
 DEBS = ("linux-image-*-perdure*_amd64.deb", "libperdure0_*.deb", "perdure-tools_*.deb", "python3-perdure_*.deb",
@@ -229,7 +229,8 @@ def plain() -> None:
     stock = [r for r in system.releases() if "perdure" not in r]
     said = system.boot(stock[0])
     equal(said, [f"kernel {stock[0]}", "download damaged, server dead", "unit: 0 restarts by the kernel, 5 by perdurectl, 1 by systemd",
-                 "points not set, function SIGSEGV", "takeover alone, without the kernel, page served", "done"])
+                 "points not set, function SIGSEGV", "takeover alone, without the kernel, page served",
+                 "removed: points 0 before, 0 after, 0 units run, 0 enabled", "done"])
 
 
 def remove() -> None:

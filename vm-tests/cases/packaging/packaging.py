@@ -12,6 +12,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterable
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "harness"))
@@ -35,6 +36,11 @@ def sums(files: dict[str, Path]) -> dict[str, str]:
 def deb_files(path: Path) -> set[str]:
     return {line.split()[5].removeprefix(".") for line in run("dpkg-deb", "-c", path).splitlines()
             if not line.startswith("d")}
+
+
+def units(names: Iterable[str]) -> list[str]:
+    """Of systemd, of those files."""
+    return [name.rpartition("/")[2] for name in names if "/systemd/system/" in name]
 
 
 def copy() -> Path:
@@ -110,6 +116,22 @@ def debs() -> None:
     for package, directory in (("takeoverd", "etc/perdure"), ("rescuectl", "etc/perdure/rescue.d")):
         path, = (p for n, p in first.items() if n.startswith(f"{package}_") and n.endswith(".deb"))
         assert f" ./{directory}/\n" in run("dpkg-deb", "--contents", path), package
+    # The scripts know the units: one is stopped when its package goes, and what enables it is gone when that is purged
+    equal({package: units(names) for package, names in files.items() if units(names)},
+          {"perdure-tools": ["perdure-watch.service"], "rescuectl": ["rescue-points.service"],
+           "takeoverd": ["takeoverd.service"]})
+    for package, names in files.items():
+        path, = (p for n, p in first.items() if n.startswith(f"{package}_") and n.endswith(".deb"))
+        for unit in units(names):
+            for script, does in (("postinst", "deb-systemd-helper update-state"), ("prerm", "deb-systemd-invoke stop"),
+                                 ("postrm", "deb-systemd-helper purge")):
+                text = run("dpkg-deb", "--info", path, script)
+                assert f"{does} '{unit}'" in text, f"{package}, {script}: {text}"
+            text = run("dpkg-deb", "--info", path, "postinst")
+            # Points are there while their package is upgraded
+            equal(f"deb-systemd-invoke $_dh_action '{unit}'" in text, unit != "rescue-points.service")
+            # Who writes its files enables it
+            assert f"deb-systemd-helper debian-installed '{unit}'" in text, text
     for package, names in files.items():
         for rung in "replay", "takeover":
             if rung not in package:
@@ -216,9 +238,20 @@ def rpms() -> None:
     first = build("rpm", "rpm1")
     again = build("rpm", "rpm2")
     equal(sums(again), sums(first))
+    known = []
     for name, path in first.items():
         if name.endswith(".rpm"):
             equal(run("rpm", "-qp", "--obsoletes", "--conflicts", path).strip(), "")
+            # The scripts know the units: one is stopped when its package goes, and started anew at an upgrade, but for points
+            scripts = run("rpm", "-qp", "--scripts", path)
+            for unit in units(run("rpm", "-qlp", path).splitlines()):
+                for script, does in (("postinstall", "daemon-reload"), ("preuninstall", f"disable --now {unit}"),
+                                     ("postuninstall", "daemon-reload")):
+                    _, _, text = scripts.partition(f"{script} scriptlet (using /bin/sh):")
+                    assert does in re.split(r"^\w+ scriptlet ", text, flags=re.M)[0], (name, script, scripts)
+                equal(f"try-restart {unit}" in scripts, unit != "rescue-points.service")
+                known.append(unit)
+    equal(sorted(known), ["perdure-watch.service", "rescue-points.service", "takeoverd.service"])
     listing = run("rpm", "-qlp", *[p for n, p in first.items() if n.endswith(".rpm")])
     for want in "/usr/lib64/libperdure.so.0", "/usr/bin/perdure-vm", "/usr/include/perdure.h", "/usr/share/man/man7/perdure.7.gz":
         assert want in listing.splitlines(), f"no {want}"
