@@ -10,12 +10,14 @@
 #include <sys/file.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "notes.h"
 #include "points.h"
 
 #define ROOT_DIRECTORY	"/run/perdure"
+#define LOCK_TRIES	50	/* each takes a tenth of a second */
 
 /* false: there is no place for them */
 static bool find_path(char path[PATH_MAX], const char *suffix)
@@ -54,7 +56,20 @@ void notes_read(struct notes *notes)
 	*notes = (struct notes){ .all = read_all(), .lock = -1 };
 }
 
-void notes_begin(struct notes *notes)
+/* Who has it may wait for a server, for ever */
+static bool take_lock(int lock)
+{
+	const struct timespec moment = { .tv_nsec = 100000000 };
+
+	for (int i = 0; flock(lock, LOCK_EX | LOCK_NB); i++) {
+		if (errno != EWOULDBLOCK || i == LOCK_TRIES)
+			return false;
+		nanosleep(&moment, NULL);
+	}
+	return true;
+}
+
+bool notes_begin(struct notes *notes)
 {
 	char path[PATH_MAX];
 	int lock = -1;
@@ -63,11 +78,18 @@ void notes_begin(struct notes *notes)
 		mkdir(ROOT_DIRECTORY, 0755);
 	if (find_path(path, ".lock")) {
 		lock = open(path, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600);
-		if (lock < 0 || flock(lock, LOCK_EX))
+		if (lock < 0)
 			say_unnoted(path);
+		if (lock >= 0 && !take_lock(lock)) {
+			fprintf(stderr, "rescuectl: %s: %s\n", path,
+				errno == EWOULDBLOCK ? "another rescuectl has it: try again when that has ended" : strerror(errno));
+			close(lock);
+			return false;
+		}
 	}
 	notes_read(notes);
 	notes->lock = lock;
+	return true;
 }
 
 static void drop_gone(struct notes *notes)

@@ -21,8 +21,8 @@ struct notes {
 
 /* To look at them */
 void notes_read(struct notes *notes);
-/* To change them: others who want to wait until notes_end() */
-void notes_begin(struct notes *notes);
+/* To change them: others who want to wait until notes_end(), some seconds. false: it has been said that it took longer. */
+bool notes_begin(struct notes *notes);
 /* Writes what has changed, without those whose points are gone */
 void notes_end(struct notes *notes);
 

@@ -15,6 +15,8 @@
 #include "points.h"
 #include "test.h"
 
+#define STATUS_SOME	3	/* something is wrong, and the others are done */
+
 static int usage(FILE *to, int status)
 {
 	fputs("usage: rescuectl COMMAND\n\n"
@@ -136,6 +138,12 @@ static unsigned int remove_gone(const char *path, const struct point *points, js
 	return removed;
 }
 
+/* The status if so many points are as they are to be, and something else may be wrong */
+static int outcome(unsigned int right, unsigned int wrong)
+{
+	return !wrong ? 0 : right ? STATUS_SOME : 1;
+}
+
 static int load(const char *path)
 {
 	unsigned int counts[POINT_COUNTS] = { };
@@ -145,7 +153,10 @@ static int load(const char *path)
 	struct notes notes;
 	json_t *before;
 
-	notes_begin(&notes);
+	if (!notes_begin(&notes)) {
+		config_free(points);
+		return 1;
+	}
 	before = points_read();
 	for (struct point *point = points; point; point = point->next) {
 		/* What is wrong has been said */
@@ -166,7 +177,7 @@ static int load(const char *path)
 	notes_end(&notes);
 	json_decref(before);
 	config_free(points);
-	return !!counts[POINT_WRONG];
+	return outcome(counts[POINT_NEW] + counts[POINT_REPLACED] + counts[POINT_THERE], counts[POINT_WRONG]);
 }
 
 /* Those of the files, and those that came from there, and no others */
@@ -178,7 +189,8 @@ static int unload(const char *path)
 	int errors = 0;
 	json_t *there;
 
-	notes_begin(&notes);
+	if (!notes_begin(&notes))
+		return 1;
 	there = points_read();
 	if (!there)
 		errors += complain(POINTS_FILE);
@@ -192,7 +204,7 @@ static int unload(const char *path)
 	notes_end(&notes);
 	json_decref(there);
 	config_free(points);
-	return !!errors;
+	return outcome(removed, errors);
 }
 
 static int check(const char *path)
@@ -293,7 +305,8 @@ static int add(const struct point *point)
 	json_t *before;
 	bool there;
 
-	notes_begin(&notes);
+	if (!notes_begin(&notes))
+		return 1;
 	before = points_read();
 	there = points_find(before, point->name);
 	if (there)

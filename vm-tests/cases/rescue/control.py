@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
 """rescuectl: functions of all shapes, its files and what is wrong in them, and what it says."""
 
+import fcntl
 import json
 import os
 import re
@@ -214,10 +215,13 @@ def files() -> None:
     (directory / "b.conf").write_text(f"[p]\n{good}build_id = {build_id.upper()}\n")
     equal(ctl("check", directory), "2 right, 0 wrong\n")
     (directory / "b.conf").write_text(f"[p]\n{good}build_id = 0123\n")
-    assert "its build ID is" in ctl("load", directory, ok=1)
+    # A status of its own: not all is wrong
+    assert "its build ID is" in ctl("load", directory, ok=3)
     equal(sum(p["id"] > 0 for p in json.loads(ctl("list", "--json"))), 1)
     (directory / "b.conf").chmod(0o666)
-    assert "others can change it" in ctl("load", directory, ok=1)
+    assert "others can change it" in ctl("load", directory, ok=3)
+    equal(ctl("unload", directory, ok=3).splitlines()[-1], "1 removed, 1 wrong")
+    assert "others can change it" in ctl("load", directory / "b.conf", ok=1)
     assert "No such file" in ctl("load", PLACE / "none", ok=1)
     ctl("remove", "--all")
 
@@ -339,6 +343,18 @@ def gone() -> None:
     how["env"]["XDG_RUNTIME_DIR"] = str(directory)
     assert "not noted" in ctl("add", mine, "plain", "--value", 1, **how)
     ctl("remove", "plain", **how)
+
+
+def limited() -> None:
+    """The unit ends in time and stays active with points that are right; who changes points does not wait for ever"""
+    unit = dict(re.findall(r"^(\w+)=(.*)", UNIT.read_text(), re.M))
+    equal((unit["TimeoutStartSec"], unit["TimeoutStopSec"], unit["SuccessExitStatus"]), ("30s", "30s", "3"))
+    assert "MemoryMax" in unit, unit
+    with open("/run/perdure/rescue-points.lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        for words in (("add", PROGRAM, "plain", "--value", 1), ("load", PLACE), ("unload", PLACE)):
+            assert "another rescuectl has it: try again" in ctl(*words, ok=1, timeout=30), words
+    equal([p["name"] for p in json.loads(ctl("list", "--json")) if p["id"]], [])
 
 
 def upgraded() -> None:
@@ -659,4 +675,4 @@ def recorded() -> None:
     assert said.count("deadline  rescue: late returns an error") == 3, said[-500:]
 
 
-main(shapes, said, unwritten, cascading, own_scopes, files, reloaded, gone, upgraded, mounted, whose, tried, typed, suggested, completed, recorded)
+main(shapes, said, unwritten, cascading, own_scopes, files, reloaded, gone, limited, upgraded, mounted, whose, tried, typed, suggested, completed, recorded)
