@@ -4,6 +4,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/stat.h>
 #include <sys/sysmacros.h>
 #include <unistd.h>
@@ -175,9 +176,17 @@ long long point_add(const struct point *point, int fd, const struct function *fu
 		.deadline_ms = point->deadline_ms,
 		.inject = point->inject,
 	};
+	struct stat st;
+	void *mapped;
+	long long id;
 
 	strcpy(args.name, point->name);
-	return rescue(RESCUE_ADD, (unsigned long)&args, sizeof(args));
+	/* The kernel looks at the instructions where somebody has mapped them: if it cannot be us, later */
+	mapped = fstat(fd, &st) ? MAP_FAILED : mmap(NULL, st.st_size, PROT_READ, MAP_PRIVATE, fd, 0);
+	id = rescue(RESCUE_ADD, (unsigned long)&args, sizeof(args));
+	if (mapped != MAP_FAILED)
+		munmap(mapped, st.st_size);
+	return id;
 }
 
 bool point_can_return(const char *symbol, const char *binary, enum returned_type type)
