@@ -85,9 +85,14 @@ const char *point_name(const json_t *point)
 	return json_string_value(json_object_get(point, "name"));
 }
 
+static bool is_of(const json_t *point, const char *name, long long uid)
+{
+	return point_number(point, "id") && point_number(point, "uid") == uid && !strcmp(point_name(point), name);
+}
+
 static bool is_own(const json_t *point, const char *name)
 {
-	return point_number(point, "id") && point_number(point, "uid") == geteuid() && !strcmp(point_name(point), name);
+	return is_of(point, name, geteuid());
 }
 
 long long points_find(json_t *points, const char *name)
@@ -113,12 +118,12 @@ bool points_drop(json_t *points, size_t i, int *errors)
 	return gone;
 }
 
-unsigned int points_remove(json_t *points, const char *name, int *errors)
+unsigned int points_remove(json_t *points, const char *name, long long uid, int *errors)
 {
 	unsigned int removed = 0;
 
 	for (size_t i = json_array_size(points); i-- > 0;) {
-		if (is_own(json_array_get(points, i), name))
+		if (is_of(json_array_get(points, i), name, uid))
 			removed += points_drop(points, i, errors);
 	}
 	return removed;

@@ -26,8 +26,8 @@ json_t *points_read(void);
 long long points_find(json_t *points, const char *name);
 /* Takes one away, from @points, too. What is wrong has been said, and is counted. */
 bool points_drop(json_t *points, size_t i, int *errors);
-/* Takes all of one's own of that name away, from @points, too: how many. What is wrong has been said, and is counted. */
-unsigned int points_remove(json_t *points, const char *name, int *errors);
+/* Takes all of a user's of that name away, from @points, too: how many. What is wrong has been said, and is counted. */
+unsigned int points_remove(json_t *points, const char *name, long long uid, int *errors);
 /* The point of that number, or NULL */
 json_t *points_get(json_t *points, long long id);
 

@@ -32,7 +32,7 @@ _rescuectl() {
 				return
 			fi
 			;;
-		--value | --name | --burst | --interval | --deadline | --output | --inject) [[ ${COMP_WORDS[++i]} != = ]] || ((++i)) ;;
+		--value | --name | --burst | --interval | --deadline | --output | --inject | --user) [[ ${COMP_WORDS[++i]} != = ]] || ((++i)) ;;
 		-*) ;;
 		*)
 			if [[ -z $command ]]; then
@@ -48,7 +48,7 @@ _rescuectl() {
 		mapfile -t COMPREPLY < <(compgen -W 'give-up cork cascade' -- "$cur")
 		return
 		;;
-	--value | --name | --burst | --interval | --deadline | --inject) return ;;
+	--value | --name | --burst | --interval | --deadline | --inject | --user) return ;;
 	esac
 	case $command in
 	'') mapfile -t COMPREPLY < <(compgen -W 'add remove list load unload check suggest test show cascade --help --version' -- "$cur") ;;
@@ -64,8 +64,8 @@ _rescuectl() {
 		;;
 	show | suggest) [[ $n -ne 0 ]] || _rescuectl_files ;;
 	remove)
-		_rescuectl_offer < <(echo --all; awk '!/(^| )id=0 / { for (i = 1; i <= NF; i++) if (sub(/^name=/, "", $i) && !seen[$i]++) print $i }' \
-			/proc/rescue 2>/dev/null)
+		_rescuectl_offer < <(printf '%s\n' --all --user
+			awk '!/(^| )id=0 / { for (i = 1; i <= NF; i++) if (sub(/^name=/, "", $i) && !seen[$i]++) print $i }' /proc/rescue 2>/dev/null)
 		;;
 	list) mapfile -t COMPREPLY < <(compgen -W --json -- "$cur") ;;
 	load | unload | check) _rescuectl_files ;;

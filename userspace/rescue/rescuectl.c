@@ -24,7 +24,8 @@ static int usage(FILE *to, int status)
 	      "      [--deadline TIME] [--output give-up|cork|cascade] [--inject N]\n"
 	      "                     SYMBOL returns N when it faults, in all processes that run BINARY; of a file\n"
 	      "                     of your own: in yours\n"
-	      "  remove NAME...     takes points away; --all: each\n"
+	      "  remove NAME... [--user UID]\n"
+	      "                     takes points away; --all: each\n"
 	      "  list [--json]      the points there are, and what has become of their faults\n"
 	      "  load [PATH]        adds those of a file or a directory (" RESCUE_DIRECTORY "), and replaces what has changed\n"
 	      "  unload [PATH]      takes those of a file or a directory away\n"
@@ -85,7 +86,7 @@ static void add_notes(json_t *points)
 static int list(bool json)
 {
 	json_t *points = points_read(), *point;
-	const char *why, *how;
+	const char *why, *how, *separator;
 	size_t i;
 
 	if (!points)
@@ -106,8 +107,13 @@ static int list(bool json)
 		       point_sum(point, "given_up_"), point_sum(point, "refused_"), point_sum(point, "died_"));
 		why = point_sum(point, "died_") ? "died_" : point_sum(point, "refused_") ? "refused_" : "given_up_";
 		point_reasons(stdout, point, why);
+		separator = point_sum(point, why) ? ", " : "";
 		how = json_string_value(json_object_get(point, "changed"));
-		printf("%s%s\n", how && point_sum(point, why) ? ", " : "", how ?: "");
+		if (how)
+			printf("%s%s", separator, how);
+		if (point_number(point, "id") && point_number(point, "uid") != geteuid())
+			printf("%sof user %lld", how ? ", " : separator, point_number(point, "uid"));
+		putchar('\n');
 	}
 	json_decref(points);
 	return 0;
@@ -199,7 +205,7 @@ static int unload(const char *path)
 	if (!removed || !access(path, F_OK) || errno != ENOENT)
 		errors += config_read(path, &points);
 	for (struct point *point = points; point; point = point->next)
-		removed += points_remove(there, point->name, &errors);
+		removed += points_remove(there, point->name, geteuid(), &errors);
 	printf("%u removed, %d wrong\n", removed, errors);
 	notes_end(&notes);
 	json_decref(there);
@@ -231,7 +237,38 @@ static int check(const char *path)
 	return !!errors;
 }
 
-static int remove_points(char *const *names, bool all)
+/*
+ * Whose points of that name are meant: one's own, or those of the only other user who has some. @uid: of that one, -1: nobody was named. -1: what is
+ * wrong has been said.
+ */
+static long long find_user(json_t *points, const char *name, long long uid)
+{
+	long long found = -1;
+	json_t *point;
+	size_t i;
+
+	if (uid < 0 && points_find(points, name))
+		return geteuid();
+	json_array_foreach(points, i, point) {
+		const long long owner = point_number(point, "uid");
+
+		if (!point_number(point, "id") || strcmp(point_name(point), name) || (uid >= 0 && owner != uid))
+			continue;
+		if (found >= 0 && owner != found) {
+			fprintf(stderr, "rescuectl: several users have a point %s, as `rescuectl list` shows: say --user %lld or another\n",
+				name, found);
+			return -1;
+		}
+		found = owner;
+	}
+	if (found < 0)
+		fprintf(stderr, "rescuectl: there is no point %s%s: `rescuectl list` shows them\n", name, uid < 0 ? "" : " of that user");
+	else if (uid < 0)
+		printf("%s is user %lld's\n", name, found);
+	return found;
+}
+
+static int remove_points(char *const *names, bool all, long long uid)
 {
 	json_t *points = points_read(), *point;
 	int errors = 0;
@@ -240,16 +277,16 @@ static int remove_points(char *const *names, bool all)
 	if (!points)
 		return complain(POINTS_FILE);
 	json_array_foreach(points, i, point) {
-		if (all && point_number(point, "id"))
+		if (all && point_number(point, "id") && (uid < 0 || point_number(point, "uid") == uid))
 			errors += point_remove(point_number(point, "id"), point_name(point));
 	}
 	for (; *names; names++) {
-		if (points_find(points, *names)) {
-			points_remove(points, *names, &errors);
-		} else {
-			fprintf(stderr, "rescuectl: there is no point %s: `rescuectl list` shows them\n", *names);
+		const long long owner = find_user(points, *names, uid);
+
+		if (owner < 0)
 			errors++;
-		}
+		else
+			points_remove(points, *names, owner, &errors);
 	}
 	json_decref(points);
 	return !!errors;
@@ -342,9 +379,11 @@ static int cascade(char **argv)
 }
 
 /* What is wrong with the argument of an option; NULL: nothing */
-static const char *take(int option, const char *text, struct point *point)
+static const char *take(int option, const char *text, struct point *point, int64_t *user)
 {
 	switch (option) {
+	case 'u':
+		return value_parse(text, user) && *user >= 0 ? NULL : "not the number of a user";
 	case 'v':
 		point->has_value = value_parse(text, &point->value);
 		return point->has_value ? NULL : "not a number, as -1 or 0x7f";
@@ -370,7 +409,7 @@ static const char *take(int option, const char *text, struct point *point)
 static bool knows(const char *command, const char *given)
 {
 	static const char *const known[][2] = {
-		{ "add", "vnbidoI" }, { "test", "vnbidoI" }, { "remove", "a" }, { "list", "j" },
+		{ "add", "vnbidoI" }, { "test", "vnbidoI" }, { "remove", "au" }, { "list", "j" },
 	};
 	const char *options = "";
 
@@ -402,6 +441,7 @@ static int obey(int argc, char **argv)
 		{ "inject", required_argument, NULL, 'I' },
 		{ "json", no_argument, NULL, 'j' },
 		{ "all", no_argument, NULL, 'a' },
+		{ "user", required_argument, NULL, 'u' },
 		{ "help", no_argument, NULL, 'h' },
 		{ "version", no_argument, NULL, 'V' },
 		{ }
@@ -410,6 +450,7 @@ static int obey(int argc, char **argv)
 	char given[sizeof(options) / sizeof(*options)] = "";
 	const char *command, *why;
 	int option, which;
+	int64_t user = -1;
 
 	/* Options of the command are its own */
 	while ((option = getopt_long(argc, argv, argc > 1 && !strcmp(argv[1], "cascade") ? "+" : "", options, &which)) != -1) {
@@ -421,7 +462,7 @@ static int obey(int argc, char **argv)
 			puts("rescuectl " PERDURE_VERSION);
 			return 0;
 		}
-		why = strchr(given, option) ? "given twice" : take(option, optarg, &point);
+		why = strchr(given, option) ? "given twice" : take(option, optarg, &point, &user);
 		if (why) {
 			fprintf(stderr, "rescuectl: --%s%s%s: %s\n", options[which].name, optarg ? " " : "", optarg ?: "", why);
 			return 2;
@@ -446,7 +487,7 @@ static int obey(int argc, char **argv)
 	if (!strcmp(command, "suggest") && argc)
 		return suggest(argv[0], argv + 1);
 	if (!strcmp(command, "remove") && !argc == !!strchr(given, 'a'))
-		return remove_points(argv, !argc);
+		return remove_points(argv, !argc, user);
 	if (!strcmp(command, "list") && !argc)
 		return list(strchr(given, 'j'));
 	if (!strcmp(command, "load") && argc <= 1)

@@ -108,6 +108,7 @@ def said() -> None:
                   ("remove",), ("remove", "--all", "one"), ("list", "one"), ("cascade",), ("cascade", "--"),
                   ("list", "--all"), ("remove", "--json", "x"), ("load", "--value", 1), ("show", PROGRAM, "plain", "--burst", 1), ("check", "--what"),
                   ("suggest", PROGRAM, "--inject", 1), ("--value", 1, "cascade", "true"), ("remove", "--all", "--all"),
+                  ("remove", "x", "--user", "nobody"), ("remove", "x", "--user", -1), ("list", "--user", 1),
                   ("add", PROGRAM, "plain", "--value", 1, "--value", 1), ("add", PROGRAM, "plain", "--value", 1, "--name", "a b")):
         ctl(*wrong, ok=2)
 
@@ -476,12 +477,23 @@ def whose() -> None:
     # Of the same name each has his own
     ctl("add", PROGRAM, "plain", "--value", 1, "--name", "own")
     equal(sorted(p["uid"] for p in json.loads(ctl("list", "--json")) if p["name"] == "own"), [0, 65534])
-    ctl("remove", "own")
-    assert "no point own" in ctl("remove", "own", ok=1)
+    equal(ctl("remove", "own"), "")
     equal(point("own")["uid"], 65534)
+    assert re.search("^own .* of user 65534$", ctl("list"), re.M) and "of user" not in ctl("list", user=65534)
     # Root's processes are not his
     equal(program("f", path=own)[0], -signal.SIGFPE)
-    ctl("remove", "own", user=65534)
+    # Root takes it away if there is no other one that could be meant
+    os.chown(own, 65533, 65533)
+    ctl("add", own, "plain", "--value", 1, "--name", "own", user=65533)
+    assert "several users have a point own" in ctl("remove", "own", ok=1)
+    assert "no point own of that user" in ctl("remove", "own", "--user", 1, ok=1)
+    equal(ctl("remove", "own", "--user", 65533), "")
+    equal(point("own")["uid"], 65534)
+    equal(ctl("remove", "own"), "own is user 65534's\n")
+    assert "no point own" in ctl("remove", "own", ok=1)
+    ctl("add", own, "plain", "--value", 1, "--name", "own", user=65533)
+    ctl("remove", "--all", "--user", 65533)
+    equal([p["name"] for p in json.loads(ctl("list", "--json")) if p["id"]], ["roots"])
     copy = PLACE / "program"
     shutil.copy(PROGRAM, copy)
     ctl("add", copy, "plain", "--value", 5, "--name", "copy")
@@ -639,7 +651,7 @@ def completed() -> None:
     ctl("add", PROGRAM, "plain", "--value", 1, "--name", bad)
     for words, want in ((["sug"], ["suggest"]), (["add", "--de"], ["--deadline"]), (["add", "x", "y", "--output", "ca"], ["cascade"]),
                         (["add", "/etc/passw"], ["/etc/passwd", "/etc/passwd-"]), (["test", str(PROGRAM), "se"], ["second"]),
-                        (["add", "--value", "0", str(PROGRAM), "se"], ["second"]), (["remove", ""], ["--all", quoted, "plain"]),
+                        (["add", "--value", "0", str(PROGRAM), "se"], ["second"]), (["remove", ""], ["--all", "--user", quoted, "plain"]),
                         (["remove", "$"], [quoted]), (["remove", r"\$"], [quoted]),
                         (["test", str(PROGRAM), "second", "--value", "0", "--", "rescuec"], ["rescuectl"]), (["remove", "p"], ["plain"]),
                         (["add", "x", "y", "--value", ""], []), (["list", "-"], ["--json"]), (["cascade", "/etc/passwd-"], ["/etc/passwd-"])):
