@@ -21,11 +21,20 @@ static int say(const char *what, const char *hint)
 
 int complain(const char *what)
 {
-	return say(what, errno == ENOSYS ? ": this kernel has no rescue points: boot one of Perdure's" : "");
+	const char *hint = "";
+
+	if (errno == ENOSYS) {
+		hint = access(POINTS_FILE, F_OK) ? ": this kernel has no rescue points: boot one of Perdure's" :
+		       ": a seccomp filter, as a container's, forbids system call 507";
+		errno = ENOSYS;
+	}
+	return say(what, hint);
 }
 
 int complain_add(const char *name)
 {
+	if (errno == EPERM && !geteuid())
+		return say(name, ": that needs CAP_SYS_ADMIN of the host, and no seccomp filter that forbids system call 507");
 	if (errno == EPERM)
 		return say(name, ": that is for root; without it you add points to files of your own, if you have no no_new_privs");
 	if (errno == EDQUOT)

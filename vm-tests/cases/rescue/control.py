@@ -2,12 +2,16 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
 """rescuectl: functions of all shapes, its files and what is wrong in them, and what it says."""
 
+import ctypes
+import errno
 import fcntl
+import functools
 import json
 import os
 import re
 import shutil
 import signal
+import struct
 import subprocess
 import sys
 import tempfile
@@ -448,6 +452,24 @@ def mounted() -> None:
                                               r"Mount|Extension|Dynamic|LogNamespace|NetworkNamespace|(Runtime|State|Cache|Logs)Dir", name)], [])
 
 
+def confine(error: int) -> None:
+    """A seccomp filter that answers system call 507 with that error."""
+    # BPF_LD | BPF_W | BPF_ABS, BPF_JMP | BPF_JEQ, BPF_RET: SECCOMP_RET_ERRNO, SECCOMP_RET_ALLOW
+    code = [(0x20, 0, 0, 0), (0x15, 0, 1, 507), (0x06, 0, 0, 0x50000 | error), (0x06, 0, 0, 0x7fff0000)]
+    text = ctypes.create_string_buffer(b"".join(struct.pack("HBBI", *line) for line in code))
+    program = ctypes.create_string_buffer(struct.pack("HxxxxxxP", len(code), ctypes.addressof(text)))
+    # PR_SET_SECCOMP, SECCOMP_MODE_FILTER
+    equal(ctypes.CDLL(None).prctl(22, 2, program, 0, 0), 0)
+
+
+def contained() -> None:
+    """Root of a container is told what it has not"""
+    words = "add", PROGRAM, "plain", "--value", 1
+    assert "CAP_SYS_ADMIN of the host" in run("setpriv", "--bounding-set=-sys_admin", RESCUECTL, *words, ok=1)
+    for error, why in (errno.ENOSYS, "a seccomp filter, as a container's, forbids"), (errno.EPERM, "no seccomp filter that forbids"):
+        assert f"{why} system call 507" in ctl(*words, ok=1, preexec_fn=functools.partial(confine, error)), why
+
+
 def whose() -> None:
     """Only root adds points to what is not his own; a file that is replaced has none"""
     assert "for root" in ctl("add", PROGRAM, "plain", "--value", 1, ok=1, user=65534)
@@ -686,4 +708,5 @@ def recorded() -> None:
     assert said.count("deadline  rescue: late returns an error") == 3, said[-500:]
 
 
-main(shapes, said, unwritten, cascading, own_scopes, files, reloaded, gone, limited, upgraded, mounted, whose, tried, typed, suggested, completed, recorded)
+main(shapes, said, unwritten, cascading, own_scopes, files, reloaded, gone, limited, upgraded, mounted, contained, whose, tried, typed, suggested,
+     completed, recorded)
