@@ -24,6 +24,7 @@ struct finder {
 	Elf *elf;
 	csh engine;
 	GElf_Addr address;
+	bool found;	/* these are of it */
 	/* A part that is seldom executed, and that the compiler has put elsewhere; of size 0: none */
 	GElf_Addr cold_address;
 	uint64_t cold_start, cold_size;
@@ -77,7 +78,10 @@ static Elf_Data *find_versions(struct finder *f)
 	return NULL;
 }
 
-/* A table of symbols: 1 if it has the function. The local names of two files can be the same: -1 then. */
+/*
+ * A table of symbols. Of a function that is exported, the other table has the part elsewhere. The local names of two files can be the same:
+ * -1 then.
+ */
 static int search(struct finder *f, Elf_Scn *section, const GElf_Shdr *header)
 {
 	Elf_Data *data = elf_getdata(section, NULL), *versions = header->sh_type == SHT_DYNSYM ? find_versions(f) : NULL;
@@ -99,7 +103,7 @@ static int search(struct finder *f, Elf_Scn *section, const GElf_Shdr *header)
 			f->cold_address = symbol.st_value;
 			f->cold_size = symbol.st_size;
 		}
-		if (name[length])
+		if (name[length] || f->found)
 			continue;
 		old = versions && gelf_getversym(versions, i, &version) && version & 0x8000;
 		chosen |= GELF_ST_TYPE(symbol.st_info) == STT_GNU_IFUNC && !old;
@@ -115,7 +119,8 @@ static int search(struct finder *f, Elf_Scn *section, const GElf_Shdr *header)
 		return wrong(f, "%s is one of several functions, chosen at each start of a program: name that one", f->symbol);
 	if (twice)
 		return wrong(f, "more than one function is called %s", f->symbol);
-	return found;
+	f->found |= found;
+	return 0;
 }
 
 static int find_symbol(struct finder *f)
@@ -123,22 +128,17 @@ static int find_symbol(struct finder *f)
 	Elf_Scn *section = NULL;
 	bool tables = false;
 	GElf_Shdr header;
-	int found = 0;
 
 	while ((section = elf_nextscn(f->elf, section))) {
 		if (!gelf_getshdr(section, &header))
 			continue;
 		if (header.sh_type == SHT_NOTE)
 			read_build_id(f, section);
-		/* What is exported is in both */
-		if ((header.sh_type == SHT_SYMTAB || header.sh_type == SHT_DYNSYM) && !found) {
-			tables |= header.sh_type == SHT_SYMTAB;
-			found = search(f, section, &header);
-			if (found < 0)
-				return found;
-		}
+		tables |= header.sh_type == SHT_SYMTAB;
+		if ((header.sh_type == SHT_SYMTAB || header.sh_type == SHT_DYNSYM) && search(f, section, &header))
+			return -1;
 	}
-	if (found)
+	if (f->found)
 		return 0;
 	return wrong(f, tables ? "no function %s" : "no function %s is exported, and it has no table of the others: name one that it exports (nm -D %s), or "
 		     "install a program that is not stripped", f->symbol, f->path);

@@ -53,7 +53,7 @@ def shapes() -> None:
         equal(program("n", "nb", "lna", path=path), (0, [[1, 1, 0, 2], [1, 1, 20, 2], [14, 1, 6, 7]]))
         for how in ("f", "lfa", "m"):
             equal(program(how, path=path)[0], -signal.SIGFPE)
-        names = ("plain", "by_tail", "by_switch", "with_cold", "leaf", "marked")
+        names = ("plain", "by_tail", "by_switch", "with_cold", "leaf", "marked", "aside")
         for n, name in enumerate(names, 1):
             ctl("add", path, name, "--value", -n, "--burst", 1000)
         try:
@@ -66,6 +66,8 @@ def shapes() -> None:
             # It is not by one of a switch
             equal(program(*(f"lf{c}" for c in "abcdefgh"), "lnd", path=path), (0, [[-5, 5, 6, 7]] * 8 + [[12, -1, 6, 7]]))
             equal((point("leaf")["rescued"], point("leaf")["left"]), (8, 1))
+            equal(program("c", path=path), (0, [[1, 2]]))
+            equal({key: n for key, n in point("aside").items() if key == "entered" or key.startswith("given_up_") and n}, {"entered": 2})
             # Nor is it entered again in each round
             equal(program("m", path=path), (0, [[-6]]))
             equal((point("marked")["entered"], point("marked")["rescued"]), (1, 1))

@@ -51,6 +51,18 @@ EXPORT long leaf(const char *how, long *done)
 	return *how == 'f' ? 100 / zero : done[0] + done[1] + done[2];
 }
 
+/* It returns in a part of it that is elsewhere, and whose symbol is never exported */
+long aside(long n);
+__asm__(".text\n"
+	".globl aside\n"
+	".type aside, @function; .type aside.cold, @function\n"
+	"aside: test %rdi, %rdi; js aside.cold; mov $1, %eax; ret\n"
+	".size aside, . - aside\n"
+	".section .text.unlikely, \"ax\", @progbits\n"
+	"aside.cold: mov $2, %eax; ret\n"
+	".size aside.cold, . - aside.cold\n"
+	".text\n");
+
 /* Loops: to its first instruction, to the one behind a mark, which then faults, and to the mark; and one that begins with a breakpoint */
 long loop(long n), marked(long n), to_mark(long n), trap(long n);
 __asm__(".text\n"
@@ -156,6 +168,10 @@ int main(int argc, char **argv)
 			long done[3] = { 5, 6, 7 }, returned = leaf(argv[i] + 1, done);
 
 			printf("%ld %ld %ld %ld\n", returned, done[0], done[1], done[2]);
+			continue;
+		}
+		if (*argv[i] == 'c') {
+			printf("%ld %ld\n", aside(1), aside(-1));
 			continue;
 		}
 		if (*argv[i] == 'm') {
