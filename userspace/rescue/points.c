@@ -40,7 +40,7 @@ int complain_add(const char *name)
 	if (errno == EDQUOT)
 		return say(name, ": you have as many points as a user can: remove some");
 	if (errno == EOPNOTSUPP)
-		return say(name, ": without root, the file has to be on a local disk or in memory (tmpfs)");
+		return say(name, ": without root, the file has to be on a local disk or in memory (tmpfs); set TMPDIR to such a place for a copy");
 	if (errno == EINVAL)
 		return say(name, ": the kernel cannot put a breakpoint at its beginning or where it is left");
 	return complain(name);

@@ -38,7 +38,7 @@ long long point_sum(json_t *point, const char *prefix);
 /* "output 3, threads 1" */
 void point_reasons(FILE *to, json_t *point, const char *prefix);
 
-/* Its number, or -1 and errno */
+/* Its number, or -1 and errno: EINVAL is the function's own, others are of all of its file */
 long long point_add(const struct point *point, int fd, const struct function *function);
 /* false: it has been said that its result is not one that a point can set */
 bool point_can_return(const char *symbol, const char *binary, enum returned_type type);

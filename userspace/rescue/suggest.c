@@ -124,6 +124,15 @@ static int by_use(const void *a, const void *b)
 
 /* ---- Runs */
 
+static size_t count_seen(const struct candidates *candidates)
+{
+	size_t nr = 0;
+
+	for (size_t i = 0; i < candidates->nr; i++)
+		nr += candidates->all[i]->seen;
+	return nr;
+}
+
 /* As many as there can be of those that are not settled; false: what is wrong has been said */
 static bool add_points(struct candidates *candidates, int fd)
 {
@@ -139,7 +148,7 @@ static bool add_points(struct candidates *candidates, int fd)
 		candidate->id = point_add(&point, fd, &candidate->function);
 		if (candidate->id > 0) {
 			nr++;
-		} else if (errno == EINVAL || errno == EOPNOTSUPP) {
+		} else if (errno == EINVAL) {
 			/* It cannot have a breakpoint, and that is no reason to stop */
 			candidate->settled = true;
 		} else if (errno == EDQUOT && nr) {
@@ -148,7 +157,10 @@ static bool add_points(struct candidates *candidates, int fd)
 			return complain_add(candidate->symbol), false;
 		}
 	}
-	return true;
+	if (nr || count_seen(candidates))
+		return true;
+	fprintf(stderr, "rescuectl: none of the %zu functions can have a breakpoint\n", candidates->nr);
+	return false;
 }
 
 static void remove_points(struct candidates *candidates)
@@ -183,15 +195,6 @@ static unsigned int look(struct candidates *candidates, bool last)
 	}
 	json_decref(points);
 	return out;
-}
-
-static size_t count_seen(const struct candidates *candidates)
-{
-	size_t nr = 0;
-
-	for (size_t i = 0; i < candidates->nr; i++)
-		nr += candidates->all[i]->seen;
-	return nr;
 }
 
 static bool are_settled(const struct candidates *candidates)

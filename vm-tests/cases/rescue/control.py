@@ -647,6 +647,14 @@ def suggested() -> None:
     run("strip", stripped)
     assert "none of its functions" in ctl("suggest", stripped)
     assert "None of the 3 functions that were looked at was called" in ctl("suggest", PROGRAM, "--", "true")
+    # A place for the copy where a user can have no points: ramfs is no tmpfs
+    place = PLACE / "ram"
+    place.mkdir()
+    run("mount", "-t", "ramfs", "none", place)
+    place.chmod(0o777)
+    for words in ("suggest", PROGRAM, "--", PROGRAM, "s3"), ("test", PROGRAM, "number", "--value", -7, "--", PROGRAM, "s3"):
+        assert "set TMPDIR to such a place" in ctl(*words, ok=1, user=65534, env={**os.environ, "TMPDIR": str(place)})
+    run("umount", place)
     # Names that a terminal would obey are left out
     escapes = PLACE / "escapes"
     run("objcopy", "--redefine-sym", "number=num\x1bber", PROGRAM, escapes)
