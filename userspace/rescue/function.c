@@ -430,8 +430,8 @@ char *function_encrypts(int fd)
 	return found;
 }
 
-/* A cold part that a table of symbols has */
-struct cold {
+/* A function, or a part of one, that a table of symbols has */
+struct named {
 	const char *name;
 	GElf_Addr address;
 	uint64_t size;
@@ -439,7 +439,7 @@ struct cold {
 
 static int by_name(const void *a, const void *b)
 {
-	return strcmp(((const struct cold *)a)->name, ((const struct cold *)b)->name);
+	return strcmp(((const struct named *)a)->name, ((const struct named *)b)->name);
 }
 
 static bool is_cold(const char *name)
@@ -450,32 +450,35 @@ static bool is_cold(const char *name)
 }
 
 /* All of them by their names, to be freed; NULL: no memory */
-static struct cold *find_colds(struct finder *f, Elf_Data *data, const GElf_Shdr *header, size_t *nr)
+static struct named *find_all(struct finder *f, Elf_Data *data, const GElf_Shdr *header, size_t *nr)
 {
 	const size_t size = header->sh_size / header->sh_entsize;
-	struct cold *colds = calloc(size + 1, sizeof(*colds));
+	struct named *all = calloc(size + 1, sizeof(*all));
 	GElf_Sym symbol;
 
 	*nr = 0;
-	for (size_t i = 0; colds && i < size; i++) {
-		const char *name = gelf_getsym(data, i, &symbol) ? elf_strptr(f->elf, header->sh_link, symbol.st_name) : NULL;
+	for (size_t i = 0; all && i < size; i++) {
+		const char *name;
 
-		if (name && is_cold(name))
-			colds[(*nr)++] = (struct cold){ .name = name, .address = symbol.st_value, .size = symbol.st_size };
+		if (!gelf_getsym(data, i, &symbol) || GELF_ST_TYPE(symbol.st_info) != STT_FUNC || symbol.st_shndx == SHN_UNDEF)
+			continue;
+		name = elf_strptr(f->elf, header->sh_link, symbol.st_name);
+		if (name)
+			all[(*nr)++] = (struct named){ .name = name, .address = symbol.st_value, .size = symbol.st_size };
 	}
-	if (colds)
-		qsort(colds, *nr, sizeof(*colds), by_name);
-	return colds;
+	if (all)
+		qsort(all, *nr, sizeof(*all), by_name);
+	return all;
 }
 
-static void take_cold(struct finder *f, const struct cold *colds, size_t nr)
+static void take_cold(struct finder *f, const struct named *all, size_t nr)
 {
-	struct cold key, *found = NULL;
+	struct named key, *found = NULL;
 	char *name;
 
 	if (asprintf(&name, "%s.cold", f->symbol) >= 0) {
 		key.name = name;
-		found = bsearch(&key, colds, nr, sizeof(*colds), by_name);
+		found = bsearch(&key, all, nr, sizeof(*all), by_name);
 		free(name);
 	}
 	f->cold_address = found ? found->address : 0;
@@ -485,31 +488,32 @@ static void take_cold(struct finder *f, const struct cold *colds, size_t nr)
 static void each_symbol(struct finder *f, Elf_Scn *section, const GElf_Shdr *header, function_visit *visit, void *arg)
 {
 	Elf_Data *data = header->sh_entsize ? elf_getdata(section, NULL) : NULL;
-	struct cold *colds = NULL;
-	GElf_Sym symbol;
-	size_t nr;
+	struct named *all = NULL;
+	size_t nr = 0;
 
 	f->quiet = true;
 	if (data)
-		colds = find_colds(f, data, header, &nr);
-	for (size_t i = 0; colds && i < header->sh_size / header->sh_entsize; i++) {
+		all = find_all(f, data, header, &nr);
+	for (size_t i = 0, next; i < nr; i = next) {
+		bool twice = false;
 		uint8_t *code;
 
-		if (!gelf_getsym(data, i, &symbol) || GELF_ST_TYPE(symbol.st_info) != STT_FUNC || symbol.st_shndx == SHN_UNDEF)
-			continue;
-		f->symbol = elf_strptr(f->elf, header->sh_link, symbol.st_name);
-		if (!f->symbol || is_cold(f->symbol))
+		for (next = i + 1; next < nr && !by_name(&all[i], &all[next]); next++)
+			twice |= all[next].address != all[i].address;
+		/* A point could not be set by a name that two functions have */
+		if (twice || is_cold(all[i].name))
 			continue;
 		memset(f->function, 0, sizeof(*f->function));
-		f->address = symbol.st_value;
-		f->function->size = symbol.st_size;
-		take_cold(f, colds, nr);
+		f->symbol = all[i].name;
+		f->address = all[i].address;
+		f->function->size = all[i].size;
+		take_cold(f, all, nr);
 		code = find_code(f);
 		if (code)
 			visit(f->symbol, f->function, code, arg);
 		free(code);
 	}
-	free(colds);
+	free(all);
 }
 
 int function_each(int fd, const char *path, function_visit *visit, void *arg)

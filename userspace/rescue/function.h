@@ -30,7 +30,7 @@ int function_find(int fd, const char *path, const char *symbol, struct function 
 /* Needs the file itself a library that encrypts what it sends? Its name, to be freed; NULL: none that is known. */
 char *function_encrypts(int fd);
 
-/* Visits each one that a point can be set at */
+/* Visits each one that a point can be set at by its name, in the order of these */
 typedef void function_visit(const char *symbol, const struct function *function, const uint8_t *code, void *arg);
 
 /* 0, or -1: what is wrong has been said */

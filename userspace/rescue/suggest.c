@@ -83,29 +83,6 @@ static void candidate_free(struct candidate *candidate)
 	free(candidate);
 }
 
-static int by_symbol(const void *a, const void *b)
-{
-	return strcmp((*(struct candidate *const *)a)->symbol, (*(struct candidate *const *)b)->symbol);
-}
-
-/* A point could not be set by a name that two functions have */
-static void drop_twins(struct candidates *candidates)
-{
-	size_t nr = 0;
-
-	if (candidates->nr)
-		qsort(candidates->all, candidates->nr, sizeof(*candidates->all), by_symbol);
-	for (size_t i = 0, next; i < candidates->nr; i = next) {
-		for (next = i + 1; next < candidates->nr && !by_symbol(&candidates->all[i], &candidates->all[next]); next++)
-			candidate_free(candidates->all[next]);
-		if (next == i + 1)
-			candidates->all[nr++] = candidates->all[i];
-		else
-			candidate_free(candidates->all[i]);
-	}
-	candidates->nr = nr;
-}
-
 static long long calls_of(const struct candidate *candidate)
 {
 	return candidate->counts ? point_number(candidate->counts, "entered") + point_sum(candidate->counts, "refused_") : 0;
@@ -305,7 +282,6 @@ static int collect(struct candidates *candidates, int fd, const char *binary)
 	returned_types_free(types);
 	if (candidates->failed)
 		fprintf(stderr, "rescuectl: %s\n", strerror(ENOMEM));
-	drop_twins(candidates);
 	return ret || candidates->failed;
 }
 

@@ -660,6 +660,11 @@ def suggested() -> None:
     run("objcopy", "--redefine-sym", "number=num\x1bber", PROGRAM, escapes)
     text = ctl("suggest", escapes)
     assert "\x1b" not in text and "prints" in text, text
+    # So is a name that another function has, too, though that one returns no error
+    twins = PLACE / "twins"
+    run("objcopy", "--redefine-sym", "nothing=number", PROGRAM, twins)
+    equal([line.split()[0] for line in ctl("suggest", twins).splitlines()[1:]], ["prints", "second"])
+    assert "more than one function is called number" in ctl("add", twins, "number", "--value", -7, ok=1)
     # Of those that there is no point for it is the turn later
     mine = PLACE / "mine"
     shutil.copy(PROGRAM, mine)
