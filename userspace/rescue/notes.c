@@ -164,17 +164,20 @@ static char *find_source(const char *path)
 void notes_put(struct notes *notes, long long id, const struct point *point, const char *file)
 {
 	char *source = point->path ? find_source(point->path) : NULL;
-	json_t *note;
+	json_t *note = json_pack("{sI ss ss ss ss ss*}", "id", (json_int_t)id, "name", point->name, "binary", point->binary, "symbol", point->symbol,
+				 "file", file, "source", source), *old;
 	size_t i;
 
-	json_array_foreach(notes->all, i, note) {
-		if (json_integer_value(json_object_get(note, "id")) == id) {
+	json_array_foreach(notes->all, i, old) {
+		if (json_integer_value(json_object_get(old, "id")) == id) {
 			json_array_remove(notes->all, i);
 			break;
 		}
 	}
-	json_array_append_new(notes->all, json_pack("{sI ss ss ss ss ss*}", "id", (json_int_t)id, "name", point->name, "binary", point->binary,
-						    "symbol", point->symbol, "file", file, "source", source));
+	/* JSON has no other paths */
+	if (!note)
+		fprintf(stderr, "rescuectl: %s: a path of it is not UTF-8: which file it is of is not noted\n", point->name);
+	json_array_append_new(notes->all, note);
 	notes->changed = true;
 	free(source);
 }

@@ -332,6 +332,15 @@ def gone() -> None:
     equal(ctl("load", directory), "0 added, 0 replaced, 1 there before, 0 wrong\n")
     equal(names(), ["by-hand", "one", "two"])
     ctl("remove", "--all")
+    # A name that is not UTF-8 is not noted, and that is said
+    latin = PLACE / os.fsdecode(b"caf\xe9")
+    latin.mkdir()
+    shutil.copy(PROGRAM, latin)
+    assert "is not UTF-8" in ctl("add", latin / PROGRAM.name, "plain", "--value", 1)
+    shutil.copy(write("a.conf", "one"), latin)
+    assert "is not UTF-8" in ctl("load", latin)
+    equal(names(), ["one", "plain"])
+    ctl("remove", "--all")
     # A user's are noted where he has a place
     mine, place = PLACE / "users", PLACE / "runtime"
     shutil.copy(PROGRAM, mine)
