@@ -37,6 +37,8 @@ int complain_add(const char *name)
 		return say(name, ": that needs CAP_SYS_ADMIN of the host, and no seccomp filter that forbids system call 507");
 	if (errno == EPERM)
 		return say(name, ": that is for root; without it you add points to files of your own, if you have no no_new_privs");
+	if (errno == ETXTBSY)
+		return say(name, ": somebody writes to it, or has it open for that: try again when it is written");
 	if (errno == EDQUOT)
 		return say(name, ": you have as many points as a user can: remove some");
 	if (errno == EOPNOTSUPP)
