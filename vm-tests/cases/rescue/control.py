@@ -443,6 +443,26 @@ def upgraded() -> None:
     ctl("unload", conf)
 
 
+def busy() -> None:
+    """A program that has a point cannot be written to, only replaced; one that somebody writes to gets none"""
+    binary = PLACE / "busy"
+    shutil.copy(PROGRAM, binary)
+    with binary.open("r+b"):
+        assert "somebody writes to it" in ctl("add", binary, "plain", "--value", 1, "--name", "busy", ok=1)
+    ctl("add", binary, "plain", "--value", 1, "--name", "busy")
+    for write in (lambda: binary.open("r+b").close(), lambda: os.truncate(binary, 1)):
+        try:
+            write()
+        except OSError as error:
+            equal(error.errno, errno.ETXTBSY)
+        else:
+            raise AssertionError("it was written to")
+    shutil.copy(PROGRAM, PLACE / "new")
+    os.replace(PLACE / "new", binary)
+    binary.open("r+b").close()
+    ctl("remove", "busy")
+
+
 def mounted() -> None:
     """A point keeps its mount, of a namespace that is gone, too; the unit has no namespace of its own"""
     place = PLACE / "mounted"
@@ -732,5 +752,5 @@ def recorded() -> None:
     assert said.count("deadline  rescue: late returns an error") == 3, said[-500:]
 
 
-main(shapes, said, unwritten, cascading, own_scopes, files, reloaded, gone, limited, upgraded, mounted, contained, whose, tried, typed, suggested,
+main(shapes, said, unwritten, cascading, own_scopes, files, reloaded, gone, limited, upgraded, busy, mounted, contained, whose, tried, typed, suggested,
      completed, recorded)
