@@ -1,21 +1,36 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: GPL-2.0-or-later
-"""Pacemaker instead of keepalived: hosts die and come back, and the roles are changed for maintenance, while clients read."""
+"""
+Pacemaker instead of keepalived: hosts die and come back, and the roles are changed for maintenance, while clients read. With "fence":
+a host hangs or is cut off, and is fenced.
+"""
 
 import os
 import re
 import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
 
-from pair import EXAMPLES, OTHER, SEED, TOP, WEB, Network, Pair, Process, main, wait
+from pair import EXAMPLES, HERE, OTHER, SEED, TOP, WEB, Network, Pair, Process, equal, main, wait
 
 AGENT = TOP / "userspace/takeover/pacemaker/takeover"
 COMMANDS = {"corosync": "exec corosync -f", "pacemaker": "exec env PCMK_logfile=/run/pacemaker.log pacemakerd"}
 AUTHKEY = os.urandom(256)
+# Of the example, the boards that can cut a host's power
+BOARDS = {"10.0.1.1": "one", "10.0.1.2": "two"}
+PASSWORD = os.urandom(8).hex()
+HOLD_S = 4      # so long a fence takes, for whoever does not wait for it
 subprocess.run([TOP / "scripts/setup.sh", "pacemaker"], check=True, stdout=subprocess.DEVNULL)
 
 
 class Cluster(Pair):
     """Nobody fences here: a host that is killed is dead, and takeoverd's epochs do the rest."""
+
+    def configuration(self) -> str:
+        text = (EXAMPLES / "pacemaker.crm").read_text().replace("nic=eth0", "nic=lan")
+        return text[:text.index("# A real one")] + "property stonith-enabled=false\n"
 
     def begin(self, name: str) -> None:
         super().begin(name)
@@ -50,15 +65,117 @@ class Cluster(Pair):
 
     def watch(self) -> None:
         self.online()
-        text = (EXAMPLES / "pacemaker.crm").read_text().replace("nic=eth0", "nic=lan")
-        text = text[:text.index("# A real one")] + "property stonith-enabled=false\n"
-        self.hosts["one"].put("/run/pacemaker.crm", text.encode())
+        self.hosts["one"].put("/run/pacemaker.crm", self.configuration().encode())
         self.hosts["one"].run("crm configure load update /run/pacemaker.crm", timeout=120)
         self.begin_traffic()
 
     def log(self) -> str:
         return super().log() + "".join(f"\n--- {name}\n" + host.run("crm_mon -1rfA; tail -60 /run/pacemaker.log", check=False)
-                                       for name, host in self.hosts.items() if name in OTHER and not host.dead)
+                                       for name, host in self.hosts.items() if name in OTHER and not host.dead and not host.stopped)
+
+
+class Fenced(Cluster):
+    """The example with its fences as they are. fence.sh is their agent: it asks the test, which kills the other virtual machine."""
+
+    def __init__(self, net: Network) -> None:
+        self.asked: list[tuple[str, str]] = []      # who, and whom to kill
+        self.errors: list[str] = []
+        self.lock = threading.Lock()
+        # Whom it may hit, who reaches no board, whether the boards do what they are told, and how often they did
+        self.target, self.cut_off, self.obey, self.killed, self.over = "", "", True, 0, False
+        super().__init__(net, WEB, clients=(1, 2, 1), memory="512M")
+        # A primary must not go on by itself before the other host has been fenced
+        self.patience = "60s"
+
+    def configuration(self) -> str:
+        return (EXAMPLES / "pacemaker.crm").read_text().replace("nic=eth0", "nic=lan")
+
+    def begin(self, name: str) -> None:
+        host = self.hosts[name].up()
+        host.run(f"mkdir -p /run/fence /etc/perdure; mkfifo /run/fence/requests; ln -sf {HERE / 'fence.sh'} /usr/sbin/fence_ipmilan; "
+                 f"printf '#!/bin/sh\\necho {PASSWORD}\\n' >/etc/perdure/ipmi; chmod 700 /etc/perdure/ipmi")
+        requests = host.spawn("exec cat <>/run/fence/requests")
+        threading.Thread(target=self.listen, args=(name, requests), daemon=True).start()
+        super().begin(name)
+
+    # ---- The boards
+
+    def listen(self, name: str, requests: Process) -> None:
+        done = 0
+        while not self.over and not requests.guest.result:
+            lines = requests.text().split("\n")[:-1]
+            for line in lines[done:]:
+                try:
+                    where, *request = line.split()
+                    status = self.board(name, *request)
+                    # One that was killed meanwhile does not hear it
+                    if not self.over and not self.hosts[name].dead and not requests.guest.result:
+                        self.hosts[name].put(where, f"{status}\n".encode())
+                except Exception as error:
+                    self.errors.append(f"{name}: {line}: {error}")
+            done = len(lines)
+            time.sleep(0.1)
+
+    def board(self, name: str, action: str, address: str, user: str, password: str) -> int:
+        """The agent's exit status."""
+        equal((user, password), ("fence", PASSWORD))
+        other = BOARDS[address]
+        if action in ("monitor", "status"):
+            return 1 if name == self.cut_off else 2 if self.hosts[other].dead and action == "status" else 0
+        assert action in ("off", "reboot"), "is not what a fence is for"
+        with self.lock:
+            if self.over or self.hosts[name].dead:
+                return 1
+            self.asked.append((name, other))
+            assert other == self.target or name == self.cut_off, "nothing was to be fenced"
+            self.hold(name)
+            if name == self.cut_off or not self.obey:
+                return 1
+            if not self.hosts[other].dead:
+                self.hosts[other].kill()
+                # The survivor has been mute until now, and Pair.judge() looks
+                self.phases[-1].end, self.phases[-1].survivor = time.monotonic_ns(), name
+                self.killed += 1
+            return 0
+
+    def hold(self, name: str) -> None:
+        """A fence takes its time, and the host that wants it is not promoted meanwhile."""
+        end = time.monotonic() + HOLD_S
+        while time.monotonic() < end:
+            self.unpromoted(name)
+            time.sleep(0.5)
+
+    def unpromoted(self, name: str) -> None:
+        now, before = self.status(name)["web"], self.found[name]["web"]
+        for key in ("state", "role", "epoch"):
+            assert now[key] == before[key], f"{name} has been promoted before the fence: {now}"
+
+    # ---- What is done
+
+    def watch(self) -> None:
+        super().watch()
+        wait("the fences are there", lambda: self.hosts["one"].run("crm_mon -1 2>&1").count("(stonith:fence_ipmilan):\t Started") == 2, 60)
+
+    def end_phase(self, survivor: str) -> None:
+        """It ends with the fence."""
+
+    def fence(self, what: str, name: str, do: Callable[[], object], meanwhile: Callable[[], object] = lambda: None) -> None:
+        """Something happens to this host, which is fenced for it."""
+        asked, killed = len(self.asked), self.killed
+        self.target = name
+
+        def fenced() -> None:
+            meanwhile()
+            wait(f"{name} is fenced", lambda: self.killed > killed or bool(self.errors), 60)
+
+        self.strike(what, do, OTHER[name], fenced)
+        print(f"# {what}: asked {self.asked[asked:]}", flush=True)
+        equal((self.errors, self.killed, self.hosts[name].dead), ([], killed + 1, True))
+        self.target = self.cut_off = ""
+        self.net.mend("lan", name)
+        self.net.mend("link", name)
+        self.boot(name)
+        self.settle(180)
 
 
 def agent() -> None:
@@ -103,4 +220,44 @@ def cluster() -> None:
             raise
 
 
-main(agent, cluster)
+def fenced() -> None:
+    """A host that hangs or is cut off is fenced, and nobody is promoted before that"""
+    with Network("takeover-fence", SEED) as net:
+        pair = Fenced(net)
+        try:
+            pair.watch()
+            name = OTHER[pair.backup()]
+            pair.fence(f"{name}, the primary, hangs", name, pair.hosts[name].stop)
+
+            name = OTHER[pair.backup()]
+
+            def cut() -> None:
+                # Its board has a cable of its own
+                pair.cut_off = name
+                pair.net.cut("link", name)
+                pair.net.cut("lan", name)
+
+            pair.fence(f"{name}, the primary, is cut off", name, cut)
+
+            name = OTHER[pair.backup()]
+
+            def refused() -> None:
+                wait("fences fail", lambda: pair.asked.count((OTHER[name], name)) >= asked + 1, 60)
+                before = [t.answers() for t in pair.traffic]
+                wait("fences fail", lambda: pair.asked.count((OTHER[name], name)) >= asked + 3, 60)
+                pair.unpromoted(OTHER[name])
+                equal([t.answers() for t in pair.traffic], before)
+                pair.obey = True
+
+            pair.obey = False
+            asked = pair.asked.count((OTHER[name], name))
+            pair.fence(f"{name}, the primary, hangs, and its fence fails at first", name, pair.hosts[name].stop, refused)
+            pair.judge()
+            pair.over = True
+        except BaseException:
+            pair.over = True
+            print("# " + "\n".join([f"asked {pair.asked}", *pair.errors, pair.log()]).replace("\n", "\n# "))
+            raise
+
+
+main(*((fenced,) if sys.argv[1:] == ["fence"] else (agent, cluster)))
