@@ -7,6 +7,7 @@ a host hangs or is cut off, and is fenced.
 
 import os
 import re
+import signal
 import subprocess
 import sys
 import threading
@@ -67,7 +68,7 @@ class Cluster(Pair):
         self.online()
         self.hosts["one"].put("/run/pacemaker.crm", self.configuration().encode())
         self.hosts["one"].run("crm configure load update /run/pacemaker.crm", timeout=120)
-        self.begin_traffic()
+        self.begin_traffic(180)
 
     def log(self) -> str:
         return super().log() + "".join(f"\n--- {name}\n" + host.run("crm_mon -1rfA; tail -60 /run/pacemaker.log", check=False)
@@ -81,14 +82,16 @@ class Fenced(Cluster):
         self.asked: list[tuple[str, str]] = []      # who, and whom to kill
         self.errors: list[str] = []
         self.lock = threading.Lock()
-        # Whom it may hit, who reaches no board, whether the boards do what they are told, and how often they did
-        self.target, self.cut_off, self.obey, self.killed, self.over = "", "", True, 0, False
+        # Whom it may hit, whether the boards do what they are told, and how often they did
+        self.target, self.obey, self.killed, self.over = "", True, 0, False
         super().__init__(net, WEB, clients=(1, 2, 1), memory="512M")
         # A primary must not go on by itself before the other host has been fenced
         self.patience = "60s"
 
     def configuration(self) -> str:
-        return (EXAMPLES / "pacemaker.crm").read_text().replace("nic=eth0", "nic=lan")
+        text = (EXAMPLES / "pacemaker.crm").read_text().replace("nic=eth0", "nic=lan")
+        # So long that it shows who waits, as slow as the hosts are
+        return text.replace("priority-fencing-delay=5s", "priority-fencing-delay=15s")
 
     def begin(self, name: str) -> None:
         host = self.hosts[name].up()
@@ -121,15 +124,15 @@ class Fenced(Cluster):
         equal((user, password), ("fence", PASSWORD))
         other = BOARDS[address]
         if action in ("monitor", "status"):
-            return 1 if name == self.cut_off else 2 if self.hosts[other].dead and action == "status" else 0
+            return 2 if self.hosts[other].dead and action == "status" else 0
         assert action in ("off", "reboot"), "is not what a fence is for"
         with self.lock:
             if self.over or self.hosts[name].dead:
                 return 1
             self.asked.append((name, other))
-            assert other == self.target or name == self.cut_off, "nothing was to be fenced"
+            assert other == self.target, "is not to be fenced"
             self.hold(name)
-            if name == self.cut_off or not self.obey:
+            if not self.obey:
                 return 1
             if not self.hosts[other].dead:
                 self.hosts[other].kill()
@@ -171,7 +174,7 @@ class Fenced(Cluster):
         self.strike(what, do, OTHER[name], fenced)
         print(f"# {what}: asked {self.asked[asked:]}", flush=True)
         equal((self.errors, self.killed, self.hosts[name].dead), ([], killed + 1, True))
-        self.target = self.cut_off = ""
+        self.target = ""
         self.net.mend("lan", name)
         self.net.mend("link", name)
         self.boot(name)
@@ -185,6 +188,15 @@ def agent() -> None:
         pair.online()
         said = pair.hosts["one"].run(f"ocf-tester -v -n web -o service=web {AGENT} 2>&1", check=False, timeout=300)
         assert f"{AGENT} passed all tests" in said, said
+        # A stop that fails would have the host fenced
+        ocf = f"OCF_ROOT=/usr/lib/ocf OCF_RESOURCE_INSTANCE=web OCF_RESKEY_service=web {AGENT}"
+        pair.hosts["one"].run(f"{ocf} start")
+        pair.daemons["one"]["takeoverd"].signal(signal.SIGKILL)
+        pair.daemons["one"]["takeoverd"].wait()
+        stop = pair.hosts["one"].spawn(f"{ocf} stop")
+        time.sleep(2)
+        pair.spawn("one", "takeoverd")
+        equal((stop.wait(), stop.text() if stop.status else ""), (0, ""))
         for service, status in ("other", 6), ("../web", 6), ("", 6):
             pair.hosts["one"].run(f"OCF_ROOT=/usr/lib/ocf OCF_RESKEY_service={service} {AGENT} validate-all; [ $? = {status} ]")
 
@@ -232,8 +244,7 @@ def fenced() -> None:
             name = OTHER[pair.backup()]
 
             def cut() -> None:
-                # Its board has a cable of its own
-                pair.cut_off = name
+                # The boards have a network of their own. The other host is the promoted one, and comes first
                 pair.net.cut("link", name)
                 pair.net.cut("lan", name)
 

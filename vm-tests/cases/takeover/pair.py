@@ -132,8 +132,8 @@ class Pair:
             self.spawn(name, "keepalived")
         self.begin_traffic()
 
-    def begin_traffic(self) -> None:
-        self.settle()
+    def begin_traffic(self, limit: float = 90) -> None:
+        self.settle(limit)
         if self.clients:
             self.traffic = [Traffic(self.client, service, *self.clients) for service in self.services]
         for traffic in self.traffic:
