@@ -26,6 +26,7 @@
 #include <http_protocol.h>
 #include <http_request.h>
 #include <http_ssl.h>
+#include <ap_mpm.h>
 #include <apr_portable.h>
 #include <apr_strings.h>
 
@@ -270,6 +271,14 @@ static apr_status_t log_reply(struct link *link, apr_bucket_brigade *bb)
 	return ap_pass_brigade(link->output->next, bb);
 }
 
+/* The head then says that the connection ends, as ap_set_keepalive() finds; the other host's need not */
+static bool this_apache_ends(void)
+{
+	int state;
+
+	return ap_mpm_query(AP_MPMQ_MPM_STATE, &state) != APR_SUCCESS || state == AP_MPMQ_STOPPING;
+}
+
 /*
  * Two hosts have no clock that they agree on, and an origin server without a clock sends no Date (RFC 9110, 6.6.1):
  * whoever receives the reply then takes his own. The field follows the status line.
@@ -289,6 +298,8 @@ static void remove_date(struct link *link, apr_bucket_brigade *bb)
 	status = status_of(data, length);
 	if (status == HTTP_SWITCHING_PROTOCOLS)
 		give_up(link, "another protocol");
+	if (status >= HTTP_OK && this_apache_ends())
+		give_up(link, "this Apache ends");
 	link->head_passed = !ap_is_HTTP_INFO(status);
 	start = status ? memmem(data, length, "\r\n", 2) : NULL;
 	if (!start || length - (start - data) < sizeof(field) || memcmp(start, field, sizeof(field) - 1))

@@ -7,6 +7,7 @@ usage: apache.py MPM
 
 import os
 import shutil
+import signal
 import sys
 import time
 from pathlib import Path
@@ -500,6 +501,29 @@ def http2() -> None:
     equal(pair.executed(), (1, 0))
 
 
+def restarted() -> None:
+    """A reply of a process that ends says so, as the other host's does not: that host's copy, or its protection, ends"""
+    for h in pair.hosts:
+        data = request("/static/small")
+        client = Client(pair)
+        client.send(data[:20])
+        time.sleep(0.5)
+        before = h.errors.read_text().count("resuming normal operations")
+        h.process.send_signal(signal.SIGUSR1)
+        until(lambda: h.errors.read_text().count("resuming normal operations") > before)
+        time.sleep(2)
+        client.send(data[20:] + TAIL)
+        a, b = client.read()
+        if h is pair.primary:
+            assert list(LOG.glob("*.left")), (a, b)
+            assert split(a)[0][2] == SMALL and b"Connection: close" in a, a
+        else:
+            equal((len(split(a)), b), (2, RESET))
+        assert "unprotected: this Apache ends" in h.errors.read_text()
+        client.close()
+        mark()
+
+
 def unprotected() -> None:
     """TLS, HTTP/2 and what is configured so: the primary goes on alone, and says it once"""
     a, b = pair.both(request("/cgi-bin/off", last=True))
@@ -557,4 +581,4 @@ run("openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-
 PLACE.chmod(0o755)
 pair = Pair([host(role) for role in ROLES])
 main(files, malformed, dynamic, inner, ends, pipelined, bodies, big, proxied, promoted, widowed, own_errors, again,
-     refused, acknowledged, gates, unprotected, ordinary, mistaken, clean)
+     refused, acknowledged, gates, restarted, unprotected, ordinary, mistaken, clean)
