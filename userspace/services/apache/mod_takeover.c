@@ -641,10 +641,14 @@ static int inner_request(struct link *link, request_rec *r, const request_rec *o
 	return dynamic(link, r, takeover_role(link->fd, NULL), dir);
 }
 
-/* Alone, it is to have a backup when it is idle next: unless what is said then may be no request, or none to be protected */
+/*
+ * Alone, it is to have a backup when it is idle next: unless what is said then may be no request, as the body behind
+ * "100 Continue", or none to be protected
+ */
 static void ask_for_backup(struct link *link, const request_rec *r, enum mode mode)
 {
-	if (mode == OFF || r->connection->master || ap_ssl_conn_is_ssl(link->c) || apr_table_get(r->headers_in, "Upgrade"))
+	if (mode == OFF || r->connection->master || ap_ssl_conn_is_ssl(link->c) || r->expecting_100 ||
+	    apr_table_get(r->headers_in, "Upgrade"))
 		takeover_leave(link->fd);
 	else
 		takeover_gate(link->fd, false);

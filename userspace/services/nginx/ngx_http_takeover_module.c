@@ -549,10 +549,13 @@ static ngx_int_t dynamic(struct link *link, ngx_http_request_t *r)
 	return NGX_DONE;
 }
 
-/* Alone, it is to have a backup when it is idle next: unless what is said then may be no request, or none to be protected */
+/*
+ * Alone, it is to have a backup when it is idle next: unless what is said then may be no request, as the body behind
+ * "100 Continue", or none to be protected
+ */
 static void ask_for_backup(const struct link *link, const ngx_http_request_t *r)
 {
-	if (link->conf->mode == OFF || r->stream || r->connection->ssl || r->headers_in.upgrade)
+	if (link->conf->mode == OFF || r->stream || r->connection->ssl || r->headers_in.upgrade || r->headers_in.expect)
 		takeover_leave(link->c->fd);
 	else
 		takeover_gate(link->c->fd, false);

@@ -13,6 +13,7 @@ from pair import (BUILD, FAKE, LOG, PLACE, RESET, ROLES, Backend, Client, Host, 
 MODULE = BUILD / "userspace/userspace/services/nginx/ngx_http_takeover_module.so"
 SMALL, LARGE, BODY = os.urandom(1000).hex().encode(), os.urandom(6 << 20), os.urandom(1 << 20)
 TAIL = request("/small", last=True)
+CONTINUE = ("Expect: 100-continue",)
 STATUS_OK = "HTTP/1.1 200 OK"
 
 backends = {role: Backend() for role in ROLES}
@@ -367,17 +368,20 @@ def again() -> None:
     equal((LOG / "gates").read_text(), "1")
     mark("alone")
     # It asks for a new one, but where what is said next may be no request
-    for fields, none, gate in ((), 0, "0"), (("Upgrade: websocket", "Connection: Upgrade"), 1, "1"), ((), 1, "0"):
-        client._send(client.sockets[0], request("/app/", *fields), 0)
+    for fields, copy in ((), True), (("Upgrade: websocket", "Connection: Upgrade"), False), ((), True), (CONTINUE, False):
+        client._send(client.sockets[0], request("/app/", *fields, method="POST", body=b"GET"), 0)
         client._read(client.sockets[0], -1, 1.5)
-        equal((len(list(LOG.glob("*.no-copy"))), (LOG / "gates").read_text()[-1]), (none, gate))
+        equal((fields, bool(list(LOG.glob("*.no-copy"))), (LOG / "gates").read_text()[-1]),
+              (fields, not copy, "0" if copy else "1"))
         (LOG / "gates").write_text("1")
+        for file in LOG.glob("*.no-copy"):
+            file.unlink()
     client.reset(client.sockets.pop())
     mark("again")
     client.connect(pair.backup.port, port=client.sockets[0].getsockname()[1])
     client.send(request("/app/") + request("/ungated") + TAIL)
     a, b = client.read()
-    equal((a == b, len(split(a)), executed()), (True, 3, (5, 0)))
+    equal((a == b, len(split(a)), executed()), (True, 3, (6, 0)))
     # Its gate is shut, whatever was so before
     equal((LOG / "gates").read_text()[:1], "0")
     client.close()
