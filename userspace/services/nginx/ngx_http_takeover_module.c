@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 /*
  * nginx for connections that two hosts have; see ngx_http_takeover_module(5). What has to wait for the other host does so
- * in a thread of nginx's pool, never in a worker's loop.
+ * in a thread, never in a worker's loop.
  */
 #include <ngx_config.h>
 #include <ngx_core.h>
@@ -27,7 +27,7 @@ struct conf {
 	ngx_flag_t on, acknowledge;
 	ngx_uint_t mode;
 	off_t max_reply;
-	ngx_thread_pool_t *threads;
+	ngx_thread_pool_t *shortly, *as_long_as_it_takes;
 };
 
 /* A connection that two hosts have, or had, and its request */
@@ -62,7 +62,7 @@ struct link {
 	char tail[TAIL];
 };
 
-extern ngx_module_t ngx_http_takeover_module;
+extern ngx_module_t ngx_http_takeover_module, ngx_thread_pool_module;
 
 static void close_link(void *data)
 {
@@ -146,7 +146,7 @@ static void worked(ngx_event_t *ev)
 	ngx_http_run_posted_requests(c);
 }
 
-static ngx_int_t start(struct link *link, void (*what)(struct link *link))
+static ngx_int_t start(struct link *link, ngx_thread_pool_t *threads, void (*what)(struct link *link))
 {
 	ngx_thread_task_t *task = ngx_thread_task_alloc(link->r->pool, sizeof(struct wait));
 
@@ -156,7 +156,7 @@ static ngx_int_t start(struct link *link, void (*what)(struct link *link))
 	task->handler = work;
 	task->event.handler = worked;
 	task->event.data = link;
-	if (ngx_thread_task_post(link->conf->threads, task) != NGX_OK)
+	if (ngx_thread_task_post(threads, task) != NGX_OK)
 		return NGX_ERROR;
 	link->waiting = true;
 	link->r->main->blocked++;
@@ -336,8 +336,11 @@ static ngx_chain_t *send_chain(ngx_connection_t *c, ngx_chain_t *in, off_t limit
 			 (unsigned long)link->r->header_size);
 		link->state = LOG;
 		c->buffered |= HELD;
-		if (start(link, log_whole) != NGX_OK)
-			return NGX_CHAIN_ERROR;
+		if (start(link, link->conf->shortly, log_whole) != NGX_OK) {
+			link->error = EAGAIN;
+			takeover_reply_abort(link->reply);
+			link->reply = NULL;
+		}
 	}
 	if (link->state == LOG && !link->waiting) {
 		not_logged(link, link->error);
@@ -561,6 +564,15 @@ static void ask_for_backup(const struct link *link, const ngx_http_request_t *r)
 		takeover_gate(link->c->fd, false);
 }
 
+/* The primary executes the request unprotected; of a backup's, also of one that is alone by now, the reply may be logged */
+static ngx_int_t no_thread(struct link *link)
+{
+	link->step = DONE;
+	link->note = "alone";
+	give_up(link, "no thread");
+	return link->primary ? NGX_DECLINED : NGX_ERROR;
+}
+
 /* Of the location that the URL finds, before anything is asked of this host alone */
 static ngx_int_t preaccess(ngx_http_request_t *r)
 {
@@ -595,8 +607,9 @@ static ngx_int_t preaccess(ngx_http_request_t *r)
 		/* Fall through */
 	case TAKEN:
 		link->step = ASKED;
-		rc = start(link, link->primary ? begin : wait_for_reply);
-		return rc == NGX_OK ? NGX_DONE : NGX_HTTP_INTERNAL_SERVER_ERROR;
+		rc = link->primary ? start(link, link->conf->shortly, begin) :
+				     start(link, link->conf->as_long_as_it_takes, wait_for_reply);
+		return rc == NGX_OK ? NGX_DONE : no_thread(link);
 	case ASKED:
 		return link->waiting ? NGX_DONE : decided(link);
 	default:
@@ -716,6 +729,28 @@ static void *create_conf(ngx_conf_t *cf)
 	return conf;
 }
 
+/*
+ * The threads in which backups wait for primaries. Were these the ones in which replies are logged, two hosts that are each
+ * the primary of one service and the backup of another would wait for each other for ever. A pool without its line is
+ * an error, unless its name is "default": so this is one.
+ */
+static ngx_thread_pool_t *waiters(ngx_conf_t *cf)
+{
+	static ngx_str_t words[] = { ngx_string("thread_pool"), ngx_string("takeover"), ngx_string("threads=32") };
+	ngx_array_t args = { .elts = words, .nelts = 3, .size = sizeof(ngx_str_t), .nalloc = 3, .pool = cf->pool };
+	ngx_thread_pool_t *pool = ngx_thread_pool_get(cf->cycle, &words[1]);
+	ngx_command_t *command = ngx_thread_pool_module.commands;
+	ngx_array_t *line = cf->args;
+	char *error;
+
+	if (pool)
+		return pool;
+	cf->args = &args;
+	error = command->set(cf, command, ngx_get_conf(cf->cycle->conf_ctx, ngx_thread_pool_module));
+	cf->args = line;
+	return error == NGX_CONF_OK ? ngx_thread_pool_get(cf->cycle, &words[1]) : NULL;
+}
+
 static char *merge_conf(ngx_conf_t *cf, void *parent, void *child)
 {
 	struct conf *base = parent, *conf = child;
@@ -724,8 +759,11 @@ static char *merge_conf(ngx_conf_t *cf, void *parent, void *child)
 	ngx_conf_merge_value(conf->acknowledge, base->acknowledge, 0);
 	ngx_conf_merge_uint_value(conf->mode, base->mode, DYNAMIC);
 	ngx_conf_merge_off_value(conf->max_reply, base->max_reply, 64 << 20);
-	conf->threads = conf->on ? ngx_thread_pool_add(cf, NULL) : NULL;
-	return conf->on && !conf->threads ? NGX_CONF_ERROR : NGX_CONF_OK;
+	if (!conf->on)
+		return NGX_CONF_OK;
+	conf->shortly = ngx_thread_pool_add(cf, NULL);
+	conf->as_long_as_it_takes = waiters(cf);
+	return conf->shortly && conf->as_long_as_it_takes ? NGX_CONF_OK : NGX_CONF_ERROR;
 }
 
 static ngx_conf_enum_t modes[] = {

@@ -10,6 +10,7 @@
  *   wait        an acknowledgement does not come
  *   no-room-ROLE  files without a name cannot be written to
  *   again       connections have got a new backup, and another name
+ *   swapped-PORT  of the service at this port, this host is the other one
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -84,9 +85,15 @@ static void become(const char *name, const char *old, const char *end)
 	rename(from, to);
 }
 
-static bool primary(void)
+static bool primary(int fd)
 {
-	return !strcmp(getenv("FAKE_ROLE"), "primary");
+	struct sockaddr_in own = { 0 };
+	socklen_t length = sizeof(own);
+	char name[32];
+
+	getsockname(fd, (struct sockaddr *)&own, &length);
+	snprintf(name, sizeof(name), "swapped-%d", ntohs(own.sin_port));
+	return !strcmp(getenv("FAKE_ROLE"), "primary") != there(name);
 }
 
 enum takeover_role takeover_role(int fd, uint64_t *id)
@@ -102,9 +109,9 @@ enum takeover_role takeover_role(int fd, uint64_t *id)
 		return TAKEOVER_OFF;
 	if (id)
 		*id = ntohs(peer.sin_port) + (there("again") ? 65536 : 0);
-	if (there(primary() ? "alone" : "promoted"))
+	if (there(primary(fd) ? "alone" : "promoted"))
 		return TAKEOVER_ALONE;
-	return primary() ? TAKEOVER_PRIMARY : TAKEOVER_BACKUP;
+	return primary(fd) ? TAKEOVER_PRIMARY : TAKEOVER_BACKUP;
 }
 
 int takeover_leave(int fd)

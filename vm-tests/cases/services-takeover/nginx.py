@@ -6,6 +6,8 @@ import grp
 import os
 import pwd
 import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 from pair import (BUILD, FAKE, LOG, PLACE, RESET, ROLES, Backend, Client, Host, Pair, behind_the_rest, chunked, encrypted, equal,
                   free_port, in_a_row, main, mark, request, run, split, until, writable)
@@ -19,21 +21,22 @@ STATUS_OK = "HTTP/1.1 200 OK"
 backends = {role: Backend() for role in ROLES}
 
 
-def configuration(role: str, ports: list[int], more: str = "") -> str:
-    place = PLACE / role
+def configuration(role: str, ports: list[int], more: str = "", name: str = "",
+                  threads: str = "thread_pool default threads=16;", workers: int = 2) -> str:
+    place = PLACE / (name or role)
     temporary = "\n".join(f"    {name}_temp_path {place}/{name};" for name in
                           ("client_body", "proxy", "fastcgi", "uwsgi", "scgi"))
     return f"""
 load_module {MODULE};
 daemon off;
 user {pwd.getpwuid(65534).pw_name} {grp.getgrgid(65534).gr_name};
-worker_processes 2;
+worker_processes {workers};
 pid {place}/pid;
 error_log {place}/errors info;
 env FAKE_ROLE;
 env FAKE_LOG;
 env LD_PRELOAD;
-thread_pool default threads=16;
+{threads}
 events {{ worker_connections 200; }}
 http {{
 {temporary}
@@ -110,12 +113,22 @@ http {{
         location / {{ proxy_pass http://127.0.0.1:{backends[role].port}; }}
     }}
     server {{ listen 127.0.0.1:{ports[3]} http2; }}
+    server {{
+        listen 127.0.0.1:{ports[4]};
+        takeover_mode dynamic;
+        location / {{ proxy_pass http://127.0.0.1:{backends[role].port}; }}
+    }}
 }}
 """
 
 
+def nginx(role: str, place: Path, ports: list[int], conf: str) -> Host:
+    (place / "conf").write_text(conf)
+    return Host(role, [NGINX, "-p", str(place), "-c", str(place / "conf"), "-e", str(place / "stderr")], ports, place.name)
+
+
 def host(role: str) -> Host:
-    place, ports = writable(PLACE / role), [free_port() for _ in range(4)]
+    place, ports = writable(PLACE / role), [free_port() for _ in range(5)]
     www = writable(place / "www")
     for name, data in (("small", SMALL), ("large", LARGE), ("ungated", LARGE)):
         (www / name).write_bytes(data)
@@ -127,8 +140,13 @@ def host(role: str) -> Host:
         os.utime(www / name, (1e9, 1e9))
     if role == "primary":
         (www / "primary-only").write_bytes(BODY)
-    (place / "conf").write_text(configuration(role, ports))
-    return Host(role, [NGINX, "-p", str(place), "-c", str(place / "conf"), "-e", str(place / "stderr")], ports)
+    return nginx(role, place, ports, configuration(role, ports))
+
+
+def host_with_few_threads(role: str) -> Host:
+    place, ports = writable(PLACE / f"few-{role}"), [free_port() for _ in range(5)]
+    threads = "\n".join(f"thread_pool {pool} threads=2 max_queue=6;" for pool in ("default", "takeover"))
+    return nginx(role, place, ports, configuration(role, ports, name=place.name, threads=threads, workers=1))
 
 
 def executed() -> tuple[int, int]:
@@ -388,6 +406,65 @@ def again() -> None:
     mark()
 
 
+def opposite() -> None:
+    """Two services, each host the primary of one: those who wait as the backup of one do not keep back the other"""
+    mark(f"swapped-{few.primary.ports[4]}", f"swapped-{few.backup.ports[4]}")
+    clients = [[Client(few, which=2) for _ in range(6)], [Client(few, which=4) for _ in range(6)]]
+    for service, backup in (0, 1), (1, 0):
+        for client in clients[service]:
+            client._send(client.sockets[backup], request("/app/", last=True), 0)
+    time.sleep(1)
+    for service, primary in (0, 0), (1, 1):
+        for client in clients[service]:
+            client._send(client.sockets[primary], request("/app/", last=True), 0)
+    for client in clients[0] + clients[1]:
+        a, b = client.read(rest=20)
+        equal((a == b, [r[0] for r in split(a)]), (True, [STATUS_OK]))
+        client.close()
+    equal(executed(), (6, 6))
+    mark()
+
+
+def crowded() -> None:
+    """No thread is free, nor room to wait for one: a backup's copy ends, and a primary goes on alone"""
+    clients = [Client(few, which=2) for _ in range(20)]
+    for client in clients:
+        client._send(client.sockets[1], request("/app/", last=True), 0)
+    time.sleep(1)
+    for client in clients:
+        client._send(client.sockets[0], request("/app/", last=True), 0)
+    got = [client.read() for client in clients]
+    equal([[r[0] for r in split(a)] for a, _ in got], [[STATUS_OK]] * 20)
+    # Two have a thread, and six wait for one
+    equal((sum(a == b for a, b in got), sum(b == RESET for _, b in got)), (8, 12))
+    for client in clients:
+        client.close()
+    assert "unprotected: no thread" in few.backup.errors.read_text()
+    executed()
+    # Of replies that wait for an acknowledgment, eight; others come unprotected, and so do those to requests that come then
+    backends["primary"].hold.clear()
+    clients = [Client(few, which=2) for _ in range(30)]
+    for count, client in enumerate(clients[:20]):
+        client._send(client.sockets[0], request("/app/", last=True), 0)
+        until(lambda: backends["primary"].count > count)
+    mark("wait")
+    backends["primary"].hold.set()
+    time.sleep(1)
+    for client in clients[20:]:
+        client._send(client.sockets[0], request("/app/", last=True), 0)
+    with ThreadPoolExecutor(30) as pool:
+        at_once = list(pool.map(lambda c: c._read(c.sockets[0], -1, 3), clients))
+    mark()
+    later = [client._read(client.sockets[0], -1, 0) for client in clients]
+    equal((at_once[:20].count(b""), at_once[20:].count(b"")), (8, 0))
+    equal([[r[0] for r in split(x + y)] for x, y in zip(at_once, later)], [[STATUS_OK]] * 30)
+    for client in clients:
+        client.close()
+    assert "unprotected: no thread" in few.primary.errors.read_text()
+    executed()
+    mark()
+
+
 def refused() -> None:
     """What cannot be logged ends the backup's connection alone"""
     for why in ("no-log", "full", ""):
@@ -485,7 +562,7 @@ def mistaken() -> None:
 
 def clean() -> None:
     """No process died, and no file is left behind"""
-    for h in pair.hosts:
+    for h in pair.hosts + few.hosts:
         text = h.errors.read_text()
         assert "exited on signal" not in text and "[alert]" not in text, text
         equal([p for p in (h.place / "client_body").rglob("*") if p.is_file()], [])
@@ -496,5 +573,6 @@ run("openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-
     "-keyout", PLACE / "key", "-out", PLACE / "certificate")
 PLACE.chmod(0o755)
 pair = Pair([host(role) for role in ROLES])
-main(files, malformed, dynamic, inner, ends, pipelined, bodies, big, loop, promoted, own_errors, again, refused,
-     acknowledged, gates, unprotected, ordinary, mistaken, clean)
+few = Pair([host_with_few_threads(role) for role in ROLES])
+main(files, malformed, dynamic, inner, ends, pipelined, bodies, big, loop, promoted, own_errors, again, opposite,
+     crowded, refused, acknowledged, gates, unprotected, ordinary, mistaken, clean)

@@ -60,9 +60,9 @@ def mark(*names: str) -> None:
 class Host:
     """One of the two servers. `command` runs it in the foreground."""
 
-    def __init__(self, role: str, command: list[str], ports: list[int]) -> None:
+    def __init__(self, role: str, command: list[str], ports: list[int], name: str = "") -> None:
         self.role, self.command, self.port, self.ports = role, command, ports[0], ports
-        self.place = writable(PLACE / role)
+        self.place = writable(PLACE / (name or role))
         self.executed_file, self.errors = self.place / "executed", self.place / "errors"
         self.access_log = self.place / "access.log"
 
