@@ -483,6 +483,8 @@ static ngx_int_t post_read(ngx_http_request_t *r)
 		link->open = link->given_up = false;
 		c->requests = 1;
 	}
+	if (!link->given_up)
+		c->start_time = ngx_current_msec;	/* of keepalive_time: two hosts have no clock that they agree on */
 	link->requests++;
 	link->r = r;
 	link->conf = conf;

@@ -5,6 +5,7 @@
 import grp
 import os
 import pwd
+import socket
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -115,8 +116,10 @@ http {{
     server {{ listen 127.0.0.1:{ports[3]} http2; }}
     server {{
         listen 127.0.0.1:{ports[4]};
+        keepalive_time 2s;
         takeover_mode dynamic;
         location / {{ proxy_pass http://127.0.0.1:{backends[role].port}; }}
+        location /small {{ takeover_mode sync-static; }}
     }}
 }}
 """
@@ -406,6 +409,28 @@ def again() -> None:
     mark()
 
 
+def for_long() -> None:
+    """keepalive_time, which each of the two has begun at another time, ends nothing that both have"""
+    client = Client(pair, which=4)
+    client._send(client.sockets[0], request("/small"), 0)
+    client._read(client.sockets[0], -1, 2.5)
+    client.reset(client.sockets.pop())
+    mark("again")
+    client.connect(pair.backup.ports[4], port=client.sockets[0].getsockname()[1])
+    client.send(request("/small"))
+    a, b = client.read(rest=2.5)
+    equal((a == b, b"Connection: keep-alive" in a), (True, True))
+    client.send(TAIL)
+    a, b = client.read()
+    equal((a == b, len(split(a))), (True, 1))
+    mark()
+    # One that no other host has, it ends
+    with socket.create_connection(("127.0.0.1", pair.primary.ports[4]), source_address=("127.0.0.2", 0)) as s:
+        for kept in (True, False):
+            s.sendall(request("/small"))
+            assert (b"Connection: keep-alive" in client._read(s, -1, 2.5)) == kept
+
+
 def opposite() -> None:
     """Two services, each host the primary of one: those who wait as the backup of one do not keep back the other"""
     mark(f"swapped-{few.primary.ports[4]}", f"swapped-{few.backup.ports[4]}")
@@ -574,5 +599,5 @@ run("openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-
 PLACE.chmod(0o755)
 pair = Pair([host(role) for role in ROLES])
 few = Pair([host_with_few_threads(role) for role in ROLES])
-main(files, malformed, dynamic, inner, ends, pipelined, bodies, big, loop, promoted, own_errors, again, opposite,
-     crowded, refused, acknowledged, gates, unprotected, ordinary, mistaken, clean)
+main(files, malformed, dynamic, inner, ends, pipelined, bodies, big, loop, promoted, own_errors, again, for_long,
+     opposite, crowded, refused, acknowledged, gates, unprotected, ordinary, mistaken, clean)
