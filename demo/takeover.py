@@ -20,6 +20,7 @@ ADDRESS, HOSTS, LAN = pairs.ADDRESS, ("one", "two"), pairs.LAN
 SIZE = 24_000_000        # more than a client's kernel takes in ahead
 MODULES = Path("/usr/lib/apache2/modules")
 OURS = TOP / "build/userspace/userspace/services/apache/mod_takeover.so"
+NAMES = ["mpm_prefork", "authz_core", "alias", "mime", "cgi"]
 FILE = random.Random(1).randbytes(SIZE)
 
 APACHE = """
@@ -87,8 +88,7 @@ def check(good: bool, what: str) -> str:
 
 def serve(host: Host, takeover: bool) -> None:
     """Apache, with the same files on both hosts."""
-    names = ["mpm_prefork", "authz_core", "alias", "mime", "cgi"]
-    modules = "".join(f"LoadModule {name}_module {MODULES}/mod_{name}.so\n" for name in names)
+    modules = "".join(f"LoadModule {name}_module {MODULES}/mod_{name}.so\n" for name in NAMES)
     if takeover:
         modules += f"LoadModule takeover_module {OURS}\n"
     host.run("mkdir -p /run/apache /srv/shop/www /srv/shop/cgi")
