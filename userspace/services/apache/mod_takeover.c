@@ -641,17 +641,37 @@ static int inner_request(struct link *link, request_rec *r, const request_rec *o
 	return dynamic(link, r, takeover_role(link->fd, NULL), dir);
 }
 
-/*
- * Alone, it is to have a backup when it is idle next: unless what is said then may be no request, as the body behind
- * "100 Continue", or none to be protected
- */
-static void ask_for_backup(struct link *link, const request_rec *r, enum mode mode)
+static bool has_body(const request_rec *r)
 {
-	if (mode == OFF || r->connection->master || ap_ssl_conn_is_ssl(link->c) || r->expecting_100 ||
-	    apr_table_get(r->headers_in, "Upgrade"))
-		takeover_leave(link->fd);
-	else
+	const char *length = apr_table_get(r->headers_in, "Content-Length");
+
+	return r->expecting_100 || apr_table_get(r->headers_in, "Transfer-Encoding") || (length && strcmp(length, "0"));
+}
+
+/* The server has read all of the request, whatever its handler made of the body */
+static apr_status_t body_is_read(void *data)
+{
+	const struct link *link = data;
+
+	takeover_gate(link->fd, false);
+	return APR_SUCCESS;
+}
+
+/*
+ * Alone, it is to have a backup when it is idle next: unless what is said then may be no request, or none to be
+ * protected. The rest of a body may come behind an answer, or behind "100 Continue".
+ */
+static void ask_for_backup(struct link *link, request_rec *r, enum mode mode)
+{
+	const bool never = mode == OFF || r->connection->master || ap_ssl_conn_is_ssl(link->c) || apr_table_get(r->headers_in, "Upgrade");
+
+	if (!never && !has_body(r)) {
 		takeover_gate(link->fd, false);
+		return;
+	}
+	takeover_leave(link->fd);
+	if (!never)
+		apr_pool_cleanup_register(r->pool, link, body_is_read, apr_pool_cleanup_null);
 }
 
 /* Before every other module: what they do with a dynamic request, only one host's may do */

@@ -554,16 +554,33 @@ static ngx_int_t dynamic(struct link *link, ngx_http_request_t *r)
 	return NGX_DONE;
 }
 
-/*
- * Alone, it is to have a backup when it is idle next: unless what is said then may be no request, as the body behind
- * "100 Continue", or none to be protected
- */
-static void ask_for_backup(const struct link *link, const ngx_http_request_t *r)
+/* The server has read all of the request, whatever has become of the body */
+static void body_is_read(void *data)
 {
-	if (link->conf->mode == OFF || r->stream || r->connection->ssl || r->headers_in.upgrade || r->headers_in.expect)
-		takeover_leave(link->c->fd);
-	else
+	const struct link *link = data;
+
+	takeover_gate(link->c->fd, false);
+}
+
+/*
+ * Alone, it is to have a backup when it is idle next: unless what is said then may be no request, or none to be
+ * protected. The rest of a body may come behind an answer, or behind "100 Continue".
+ */
+static void ask_for_backup(struct link *link, ngx_http_request_t *r)
+{
+	const bool never = link->conf->mode == OFF || r->stream || r->connection->ssl || r->headers_in.upgrade;
+	ngx_http_cleanup_t *cleanup;
+
+	if (!never && !r->headers_in.expect && !r->headers_in.chunked && r->headers_in.content_length_n <= 0) {
 		takeover_gate(link->c->fd, false);
+		return;
+	}
+	takeover_leave(link->c->fd);
+	cleanup = never ? NULL : ngx_http_cleanup_add(r, 0);
+	if (cleanup) {
+		cleanup->handler = body_is_read;
+		cleanup->data = link;
+	}
 }
 
 /* The primary executes the request unprotected; of a backup's, also of one that is alone by now, the reply may be logged */
