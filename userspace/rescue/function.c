@@ -86,8 +86,8 @@ static int search(struct finder *f, Elf_Scn *section, const GElf_Shdr *header)
 {
 	Elf_Data *data = elf_getdata(section, NULL), *versions = header->sh_type == SHT_DYNSYM ? find_versions(f) : NULL;
 	const size_t length = strlen(f->symbol);
-	bool found = false, found_old = false, chosen = false, twice = false;
-	GElf_Sym symbol;
+	bool found = false, found_old = false, chosen = false, twice = false, other = false;
+	GElf_Sym symbol, cold = { };
 
 	for (int i = 0; data && header->sh_entsize && i < (int)(header->sh_size / header->sh_entsize); i++) {
 		GElf_Versym version = 0;
@@ -99,10 +99,9 @@ static int search(struct finder *f, Elf_Scn *section, const GElf_Shdr *header)
 		name = elf_strptr(f->elf, header->sh_link, symbol.st_name);
 		if (!name || strncmp(name, f->symbol, length))
 			continue;
-		if (!strcmp(name + length, ".cold")) {
-			f->cold_address = symbol.st_value;
-			f->cold_size = symbol.st_size;
-		}
+		if (!strcmp(name + length, ".cold"))
+			cold = symbol;
+		other |= f->found && !name[length] && GELF_ST_TYPE(symbol.st_info) == STT_FUNC && symbol.st_value != f->address;
 		if (name[length] || f->found)
 			continue;
 		old = versions && gelf_getversym(versions, i, &version) && version & 0x8000;
@@ -120,6 +119,11 @@ static int search(struct finder *f, Elf_Scn *section, const GElf_Shdr *header)
 	if (twice)
 		return wrong(f, "more than one function is called %s", f->symbol);
 	f->found |= found;
+	/* It may be that of a local one of the same name */
+	if (cold.st_size && !other) {
+		f->cold_address = cold.st_value;
+		f->cold_size = cold.st_size;
+	}
 	return 0;
 }
 

@@ -179,7 +179,8 @@ static void promoted(void *arg, int status, const char *text)
 {
 	struct promotion *p = arg;
 
-	if (status > p->status)
+	/* What has failed can be tried again, and is told before what the peer has */
+	if (status && p->status != 1)
 		p->status = status;
 	fputs(text, p->f);
 	if (--p->left)

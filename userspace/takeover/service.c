@@ -1090,6 +1090,11 @@ uint32_t clock_ms(void)
 	return ms ? ms : 1;
 }
 
+static bool peer_is_alive(const struct service *svc)
+{
+	return svc->alive_at && now_ns() - svc->alive_at < ALIVE_NS;
+}
+
 static bool clock_differs(const struct service *svc)
 {
 	return svc->clock_off > CLOCK_MOST_MS || svc->clock_off < -CLOCK_MOST_MS;
@@ -1588,8 +1593,7 @@ json_t *services_status(void)
 	kernel_read();
 
 	LL_FOREACH(services, svc) {
-		const uint64_t now = now_ns();
-		const bool alive = svc->alive_at && now - svc->alive_at < ALIVE_NS;
+		const bool alive = peer_is_alive(svc);
 		json_t *counts;
 
 		if (svc->left)
@@ -1604,7 +1608,7 @@ json_t *services_status(void)
 			"peer", "address", address_text(&svc->peer, false), "log", address_text(&svc->peer_log, true), "alive", alive,
 			"state", alive ? state_names[svc->peer_state] : "unknown",
 			"split", svc->split, "displaced", svc->displaced, "silent", svc->silent >= SILENT_ASKS, "settings_differ", svc->differs,
-			"clocks_differ", clock_differs(svc), "clock_ms", svc->clock_off, "protect", wants_protection(svc),
+			"clocks_differ", alive && clock_differs(svc), "clock_ms", svc->clock_off, "protect", wants_protection(svc),
 			"asked", svc->state != ALONE || svc->protect, "in_file", !svc->leaving && !svc->old,
 			"replies", (json_int_t)svc->replies, "executed", (json_int_t)svc->executed, "refused", (json_int_t)svc->refused,
 			"lost", (json_int_t)svc->lost, "forgotten", (json_int_t)svc->forgotten, "kernel", counts));
@@ -1675,7 +1679,7 @@ unsigned int host_check(void (*found)(void *arg, const char *text), void *arg)
 		if (svc->differs)
 			FOUND("[service %s]: TCP's settings are not those of the peer: the journal says which", svc->c->name);
 	LL_FOREACH(services, svc)
-		if (clock_differs(svc))
+		if (peer_is_alive(svc) && clock_differs(svc))
 			FOUND("[service %s]: the peer's clock is %s by %.1f s: let both hosts set theirs by NTP", svc->c->name,
 			      svc->clock_off > 0 ? "ahead" : "late", abs(svc->clock_off) / 1000.0);
 	LL_FOREACH(services, svc)

@@ -364,8 +364,14 @@ def gone() -> None:
 def limited() -> None:
     """The unit ends in time and stays active with points that are right; who changes points does not wait for ever"""
     unit = dict(re.findall(r"^(\w+)=(.*)", UNIT.read_text(), re.M))
-    equal((unit["TimeoutStartSec"], unit["TimeoutStopSec"], unit["SuccessExitStatus"]), ("30s", "30s", "3"))
+    equal((unit["TimeoutStartSec"], unit["TimeoutStopSec"], unit["SuccessExitStatus"]), ("30s", "30s", "3 124 SIGKILL"))
     assert "MemoryMax" in unit, unit
+    # A start that systemd ends is one without a stop: it ends by itself before
+    for key in "ExecStart", "ExecReload":
+        words = unit[key].split()
+        equal((words[-2:], words[0]), (["/usr/sbin/rescuectl", "load"], "/usr/bin/timeout"))
+        ends = subprocess.run([*words[:-3], "1", "sh", "-c", "trap '' TERM; sleep 100"], stderr=subprocess.DEVNULL).returncode
+        assert (signal.Signals(-ends).name if ends < 0 else str(ends)) in unit["SuccessExitStatus"].split(), ends
     with open("/run/perdure/rescue-points.lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         for words in (("add", PROGRAM, "plain", "--value", 1), ("load", PLACE), ("unload", PLACE)):

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from shutil import which as find
 
-from takeover import TOP, equal, main
+from takeover import TOP, equal, main, wait
 
 TEXT = (TOP / "userspace/takeover/examples/takeover.sh").read_text()
 MARK = "127.0.0.3"
@@ -191,7 +191,7 @@ def refused() -> None:
         s.network.touch()
         s.promotes(*[1] * 50)
         s.becomes("MASTER")
-        time.sleep(0.7)
+        wait("it has been tried twice", lambda: s.told.exists() and s.told.read_text().count("promote all") >= 2)
         s.becomes("BACKUP")
         told = s.ends()
         assert 2 <= told.count("promote all") < 20, told
@@ -208,6 +208,7 @@ def no_ping() -> None:
         said, = s.logged.read_text().splitlines()
         assert "daemon.err " in said and "install iputils-ping" in said, said
         s.becomes("MASTER")
+        wait("it says so again", lambda: len(s.logged.read_text().splitlines()) == 2)
         time.sleep(1)
         equal(len(s.told.read_text().splitlines()), 2)
         first, second = s.logged.read_text().splitlines()
