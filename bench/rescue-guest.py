@@ -86,9 +86,9 @@ def mariadb(place: Path, rounds: int) -> None:
     server = Database(place, "--skip-networking=0", "--bind-address=127.0.0.1", f"--port={DATABASE_PORT}", runner=AWARE)
     server.prepare()
 
-    def measure(case: str, threads: int, *options: str, port: int = 0, aware: tuple[str, ...] = ()) -> None:
+    def measure(case: str, threads: int, *options: str, port: int = 0) -> None:
         def sample(side: str) -> float:
-            said = output(*(aware if side == "rescue" else ()),
+            said = output(*(AWARE if port and side == "rescue" else ()),
                           *server.selects(f"--threads={threads}", "--events=1000", "--time=0", "run", port=port))
             taken = re.search(r"total time: +([\d.]+)s", said)
             assert taken, said
@@ -98,7 +98,7 @@ def mariadb(place: Path, rounds: int) -> None:
 
     measure("mariadb 1 connection", 1)
     measure("mariadb 4 connections", 4)
-    measure("mariadb, cascade", 1, "--output", "cascade", port=DATABASE_PORT, aware=AWARE)
+    measure("mariadb, cascade", 1, "--output", "cascade", port=DATABASE_PORT)
     server.stop()
 
 

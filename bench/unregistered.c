@@ -201,9 +201,11 @@ static void use_rescue(void)
 	int fds[2];
 	char c = 0;
 
-	if (syscall(__NR_rescue, RESCUE_SOCKETS, 1ul, 0ul, 0) < 0 && errno == ENOSYS)
-		return;
-	TRY(syscall(__NR_rescue, RESCUE_SOCKETS, 1ul, 0ul, 0));
+	if (syscall(__NR_rescue, RESCUE_SOCKETS, 1ul, 0ul, 0) < 0) {
+		if (errno == ENOSYS)
+			return;
+		die("RESCUE_SOCKETS");
+	}
 	tcp_pair(fds, 65536);
 	if (TRY(syscall(__NR_rescue, RESCUE_ENTER, (unsigned long)EIO, 0ul, RESCUE_CASCADE)) == 0) {
 		written++;

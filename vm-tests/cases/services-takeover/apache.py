@@ -12,8 +12,8 @@ import sys
 import time
 from pathlib import Path
 
-from pair import (BUILD, FAKE, LOG, PLACE, RESET, ROLES, Backend, Client, Host, Pair, behind_the_rest, chunked, encrypted, equal,
-                  free_port, in_a_row, main, mark, request, run, split, until, writable)
+from pair import (BUILD, CONTINUE, FAKE, LOG, PLACE, RESET, ROLES, Backend, Client, Host, Pair, asks_for_backup, behind_the_rest,
+                  chunked, encrypted, equal, free_port, in_a_row, main, mark, request, run, split, until, writable)
 
 HERE = Path(__file__).resolve().parent
 MODULE = BUILD / "userspace/userspace/services/apache/mod_takeover.so"
@@ -22,7 +22,6 @@ SBIN, HTTPD, MODULES = (run("apxs", "-q", name).strip() for name in ("SBINDIR", 
 HTTPD = f"{SBIN}/{HTTPD}"
 SMALL, LARGE, BODY = os.urandom(1000).hex().encode(), os.urandom(6 << 20), os.urandom(1 << 20)
 DYNAMIC = "/cgi-bin/program"
-CONTINUE = ["Expect: 100-continue"]
 TAIL = request("/static/small", last=True)
 
 backend = Backend()
@@ -407,25 +406,7 @@ def again() -> None:
     client.read(rest=1.5)
     equal((LOG / "gates").read_text(), "1")
     mark("alone")
-    # It asks for a new one: at once, or when a body has been read, or not where what is said next may be no request
-    posted = request(DYNAMIC, method="POST", body=b"GET")
-    for asked, late, gate in ((request(DYNAMIC), False, "0"), (posted, True, "0"),
-                              (request(DYNAMIC, "Transfer-Encoding: chunked", method="POST", body=chunked(b"GET", 2)), True, "0"),
-                              (request(DYNAMIC, "Upgrade: websocket", "Connection: Upgrade"), True, "1"), (posted, True, "0"),
-                              (request(DYNAMIC, *CONTINUE, method="POST", body=b"GET"), True, "0")):
-        client._send(client.sockets[0], asked, 0)
-        client._read(client.sockets[0], -1, 1.5)
-        equal((asked, bool(list(LOG.glob("*.no-copy"))), (LOG / "gates").read_text()[-1]), (asked, late, gate))
-        (LOG / "gates").write_text("1")
-        for file in LOG.glob("*.no-copy"):
-            file.unlink()
-    # Half of it is no request that is over
-    client._send(client.sockets[0], posted[:-1], 0)
-    time.sleep(1)
-    equal((bool(list(LOG.glob("*.no-copy"))), (LOG / "gates").read_text()), (True, "1"))
-    client._send(client.sockets[0], posted[-1:], 0)
-    client._read(client.sockets[0], -1, 1.5)
-    equal((LOG / "gates").read_text(), "10")
+    asks_for_backup(client, DYNAMIC)
     client.reset(client.sockets.pop())
     mark("again")
     client.connect(pair.backup.port, port=client.sockets[0].getsockname()[1])

@@ -10,13 +10,12 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from pair import (BUILD, FAKE, LOG, PLACE, RESET, ROLES, Backend, Client, Host, Pair, behind_the_rest, chunked, encrypted, equal,
-                  free_port, in_a_row, main, mark, request, run, split, until, writable)
+from pair import (BUILD, FAKE, LOG, PLACE, RESET, ROLES, Backend, Client, Host, Pair, asks_for_backup, behind_the_rest, chunked,
+                  encrypted, equal, free_port, in_a_row, main, mark, request, run, split, until, writable)
 
 MODULE = BUILD / "userspace/userspace/services/nginx/ngx_http_takeover_module.so"
 SMALL, LARGE, BODY = os.urandom(1000).hex().encode(), os.urandom(6 << 20), os.urandom(1 << 20)
 TAIL = request("/small", last=True)
-CONTINUE = ("Expect: 100-continue",)
 STATUS_OK = "HTTP/1.1 200 OK"
 
 backends = {role: Backend() for role in ROLES}
@@ -388,25 +387,7 @@ def again() -> None:
     client.read(rest=1.5)
     equal((LOG / "gates").read_text(), "1")
     mark("alone")
-    # It asks for a new one: at once, or when a body has been read, or not where what is said next may be no request
-    posted = request("/app/", method="POST", body=b"GET")
-    for asked, late, gate in ((request("/app/"), False, "0"), (posted, True, "0"),
-                              (request("/app/", "Transfer-Encoding: chunked", method="POST", body=chunked(b"GET", 2)), True, "0"),
-                              (request("/app/", "Upgrade: websocket", "Connection: Upgrade"), True, "1"), (posted, True, "0"),
-                              (request("/app/", *CONTINUE, method="POST", body=b"GET"), True, "0")):
-        client._send(client.sockets[0], asked, 0)
-        client._read(client.sockets[0], -1, 1.5)
-        equal((asked, bool(list(LOG.glob("*.no-copy"))), (LOG / "gates").read_text()[-1]), (asked, late, gate))
-        (LOG / "gates").write_text("1")
-        for file in LOG.glob("*.no-copy"):
-            file.unlink()
-    # Half of it is no request that is over
-    client._send(client.sockets[0], posted[:-1], 0)
-    time.sleep(1)
-    equal((bool(list(LOG.glob("*.no-copy"))), (LOG / "gates").read_text()), (True, "1"))
-    client._send(client.sockets[0], posted[-1:], 0)
-    client._read(client.sockets[0], -1, 1.5)
-    equal((LOG / "gates").read_text(), "10")
+    asks_for_backup(client, "/app/")
     client.reset(client.sockets.pop())
     mark("again")
     client.connect(pair.backup.port, port=client.sockets[0].getsockname()[1])

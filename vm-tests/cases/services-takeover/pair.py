@@ -27,6 +27,7 @@ RESET = b"(reset)"
 scratch = tempfile.TemporaryDirectory(prefix="services-takeover-", dir=BUILD)
 PLACE = Path(scratch.name)
 LOG = PLACE / "log"
+CONTINUE = ("Expect: 100-continue",)
 
 
 def free_port() -> int:
@@ -276,6 +277,34 @@ class Backend:
             body = f"{self.count} ".encode() + body + os.urandom(size)
             self.hold.wait()
             s.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\nConnection: close\r\n\r\n" % len(body) + body)
+
+
+def asks_for_backup(client: "Client", path: str) -> None:
+    """Alone, it asks for a backup: at once, or when a body has been read, or not where what is said next may be no request."""
+    def say(data: bytes) -> None:
+        client._send(client.sockets[0], data, 0)
+
+    def none_before() -> bool:
+        return bool(list(LOG.glob("*.no-copy")))
+
+    gates, posted = LOG / "gates", request(path, method="POST", body=b"GET")
+    for asked, late, gate in ((request(path), False, "0"), (posted, True, "0"),
+                              (request(path, "Transfer-Encoding: chunked", method="POST", body=chunked(b"GET", 2)), True, "0"),
+                              (request(path, "Upgrade: websocket", "Connection: Upgrade"), True, "1"), (posted, True, "0"),
+                              (request(path, *CONTINUE, method="POST", body=b"GET"), True, "0")):
+        say(asked)
+        client._read(client.sockets[0], -1, 1.5)
+        equal((asked, none_before(), gates.read_text()[-1]), (asked, late, gate))
+        gates.write_text("1")
+        for file in LOG.glob("*.no-copy"):
+            file.unlink()
+    # Half of it is no request that is over
+    say(posted[:-1])
+    time.sleep(1)
+    equal((none_before(), gates.read_text()), (True, "1"))
+    say(posted[-1:])
+    client._read(client.sockets[0], -1, 1.5)
+    equal(gates.read_text(), "10")
 
 
 def behind_the_rest(pair: Pair, path: str) -> None:
