@@ -23,7 +23,7 @@ from tcp_replica import FAREWELLS, OPTION, Report, ahead, report_in  # noqa: E40
 TCP_REPLICA = 500
 OFF, PRIMARY, MUTED, ALONE = range(4)
 SET, PROMOTE, ABANDON, JOIN, GATE, LEAVE = range(6)
-UNGATED = 1
+UNGATED, BUSY = 1, 2
 ARGUMENT = struct.Struct("=4I16s16s16sH2sIQII")
 KEY = bytes(range(1, 17))
 PORT = 80

@@ -16,7 +16,7 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-from hosts import (ABANDON, ALONE, ARGUMENT, FAMILIES, GATE, JOIN, KEY, LEAVE, MUTED, NAMES, OFF, PORT, PRIMARY,
+from hosts import (ABANDON, ALONE, ARGUMENT, BUSY, FAMILIES, GATE, JOIN, KEY, LEAVE, MUTED, NAMES, OFF, PORT, PRIMARY,
                    PROMOTE, SET, TCP_REPLICA, UNGATED, V4, V6, WAIT_S, Hosts, batch, equal, inside, libc, main,
                    nft, quietly, read, service, state, sysctl, wait)
 
@@ -73,7 +73,7 @@ def values() -> None:
     """Each value that is not allowed"""
     mapped = bytes(10) + b"\xff\xff" + socket.inet_aton("192.0.2.1")
     check([("operation", argument(op=6), errno.EINVAL), ("huge operation", argument(op=0xffffffff), errno.EINVAL),
-           ("flags", argument(flags=UNGATED), errno.EINVAL), ("unknown flag", argument(GATE, flags=2), errno.EINVAL),
+           ("flags", argument(flags=UNGATED), errno.EINVAL), ("unknown flag", argument(GATE, flags=4), errno.EINVAL), ("flags of another", argument(LEAVE, flags=BUSY), errno.EINVAL),
            ("no such role", argument(role=ALONE + 1), errno.EINVAL), ("huge role", argument(role=0xffffffff), errno.EINVAL),
            ("no family", argument(family=0), errno.EINVAL), ("AF_UNIX", argument(family=1), errno.EINVAL),
            ("no port", argument(port=0), errno.EINVAL),
@@ -208,8 +208,9 @@ def told() -> None:
             a.sendall(b"twelve bytes")
             equal(state(a)["unsent"], 12)
             wait("told", lambda: int(hosts.status("primary")[1]["wait_generated_ms"]) > 30)
-            a.setsockopt(TCP, TCP_REPLICA, argument(GATE, UNGATED))
-            equal(state(a)["flags"], UNGATED)
+            for flags in UNGATED | BUSY, BUSY, UNGATED:
+                a.setsockopt(TCP, TCP_REPLICA, argument(GATE, flags))
+                equal(state(a)["flags"], flags)
             equal(read(client, 12), b"twelve bytes")
             a.setsockopt(TCP, TCP_REPLICA, argument(GATE))
             equal(state(a)["flags"], 0)

@@ -6,7 +6,7 @@ import select
 import socket
 import time
 
-from hosts import (ABANDON, ALONE, GATE, JOIN, LEAVE, MUTED, OFF, PRIMARY, PROMOTE, SET, UNGATED, V4, Hosts, batch, equal, main, nft, read,
+from hosts import (ABANDON, ALONE, BUSY, GATE, JOIN, LEAVE, MUTED, OFF, PRIMARY, PROMOTE, SET, UNGATED, V4, Hosts, batch, equal, main, nft, read,
                    service, state, sysctl, wait)
 
 OFFERS = 128            # at a time
@@ -322,7 +322,8 @@ def left() -> None:
             _, a, b = asked_once(hosts)
             hosts.call(asks, LEAVE, on=a if asks == "primary" else b)
             wait("alone", lambda: state(a)["role"] == ALONE)
-            for flags in (None, UNGATED):
+            equal(state(a)["flags"], BUSY)
+            for flags in (None, UNGATED | BUSY, BUSY):
                 if flags:
                     hosts.call("primary", GATE, on=a, flags=flags)
                 hosts.call("primary", JOIN)
@@ -331,6 +332,44 @@ def left() -> None:
             hosts.call("primary", JOIN)
             equal(state(hosts.accept("muted"))["role"], MUTED)
             wait("protected", lambda: state(a)["role"] == PRIMARY)
+
+
+def busy() -> None:
+    """One whose server is in the midst of a request gets no copy, whichever host it was on and however idle it looks, until that is over"""
+    with service() as hosts:
+        _, a, b = asked_once(hosts)
+        hosts.call("primary", GATE, on=a, flags=BUSY)
+        equal((state(a)["role"], state(a)["flags"]), (PRIMARY, BUSY))
+        b.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
+        b.close()
+        wait("alone", lambda: state(a)["role"] == ALONE)
+        hosts.call("primary", JOIN)
+        equal(hosts.count("primary", "joins_sent"), 0)
+        hosts.call("primary", GATE, on=a)
+        hosts.call("primary", JOIN)
+        equal(state(hosts.accept("muted"))["flags"], 0)
+        wait("protected", lambda: state(a)["role"] == PRIMARY)
+    with service(free=("primary", "muted")) as hosts:
+        _, a, b = asked_once(hosts)
+        hosts.call("muted", GATE, on=b, flags=BUSY)
+        hosts.cut("primary")
+        hosts.call("muted", PROMOTE)
+        reboot(hosts)
+        for _ in range(3):
+            hosts.call("muted", JOIN)
+        equal(hosts.count("muted", "joins_sent"), 0)
+        hosts.call("muted", GATE, on=b)
+        a = copied(hosts, b)
+    # It becomes so while a copy is under way
+    with service(free=("primary", "muted")) as hosts:
+        _, b = alone(hosts)
+        nft("primary", LOST)
+        a = offer(hosts)
+        hosts.call("muted", GATE, on=b, flags=BUSY)
+        nft("primary", "delete table ip lost")
+        a.sendall(b"reported")
+        wait("the copy ends", lambda: not hosts.count("primary", "now_muted"))
+        equal((state(b)["role"], state(b)["flags"]), (ALONE, BUSY))
 
 
 def gate_of_the_next() -> None:
@@ -410,4 +449,4 @@ def ends_alone() -> None:
 
 
 if __name__ == "__main__":
-    main(left, gate_of_the_next, ended_idle, ends_alone, not_sent, answered_again, opened_alone, within_a_request, within_an_answer, speaks_first, deferred, some_at_a_time, unconfirmed)
+    main(left, busy, gate_of_the_next, ended_idle, ends_alone, not_sent, answered_again, opened_alone, within_a_request, within_an_answer, speaks_first, deferred, some_at_a_time, unconfirmed)

@@ -38,11 +38,10 @@ enum tcp_replica_role {
  *	word, since the peer has them; new ones are ordinary.
  * @TCP_REPLICA_JOIN: The connections of the service that are alone and idle get a copy on the peer,
  *	which is the muted one. To be repeated, for those that are busy.
- * @TCP_REPLICA_GATE: Sets or clears TCP_REPLICA_UNGATED of this socket's own connection. A new
- *	copy begins with it cleared.
+ * @TCP_REPLICA_GATE: Sets or clears TCP_REPLICA_UNGATED and TCP_REPLICA_BUSY of this socket's own
+ *	connection. A new copy begins with both cleared.
  * @TCP_REPLICA_LEAVE: One host gives up its copy of this socket's own connection: the muted one.
- *	The primary goes on alone as soon as its peer has agreed. TCP_REPLICA_JOIN does not give it
- *	a new one before its server clears TCP_REPLICA_UNGATED.
+ *	The primary goes on alone as soon as its peer has agreed. Sets TCP_REPLICA_BUSY.
  */
 enum tcp_replica_op {
 	TCP_REPLICA_SET,
@@ -59,10 +58,16 @@ enum tcp_replica_op {
  */
 #define TCP_REPLICA_UNGATED	(1U << 0)
 
+/*
+ * In @flags: the server is in the midst of a request, or of what is none. While the connection is
+ * alone, TCP_REPLICA_JOIN gives it no copy, since that one's server would begin there.
+ */
+#define TCP_REPLICA_BUSY	(1U << 1)
+
 /**
  * struct tcp_replica - a service, or how a connection stands
  * @op: in: one of enum tcp_replica_op
- * @flags: TCP_REPLICA_UNGATED
+ * @flags: TCP_REPLICA_UNGATED, TCP_REPLICA_BUSY
  * @role: one of enum tcp_replica_role
  * @patience_ms: A primary whose peer answers, but does not generate what it waits for, goes on
  *	alone after this time. 0: never.
