@@ -26,6 +26,7 @@
 #define LOCAL_TIMEOUT_MS	3000	/* takeoverd answers sooner, or is not well */
 #define LOOK_MS			100	/* how often a role is looked at */
 #define COPY_SIZE		65536
+#define KEPT_MS			1000	/* no host dies and comes back in less */
 #define ABSENT_MS		1000	/* a takeoverd that is away for longer is not being restarted */
 #define ABSENT_AGAIN_MS		10000	/* one that nobody has missed for so long may have been there */
 #define ALONE_MS		4000	/* one that has not answered somebody who is alone for so long hangs */
@@ -39,6 +40,7 @@ struct kept {
 	int patience_ms;
 	bool log;
 	bool used;			/* before: its other end may have gone since */
+	int64_t given;			/* back, when */
 	struct endpoint service;	/* whose log it is */
 	struct kept *next;
 };
@@ -83,36 +85,52 @@ static void pool_init(void)
 	pthread_atfork(pool_before, pool_parent, pool_child);
 }
 
-static struct kept *pool_take(const struct endpoint *service)
-{
-	struct kept **at, *kept;
-
-	pthread_once(&pool_once, pool_init);
-	pthread_mutex_lock(&pool_lock);
-	for (at = &pool; (kept = *at); at = &kept->next)
-		if (kept->log == (service != NULL) && (!service || !memcmp(&kept->service, service, sizeof(*service))))
-			break;
-	if (kept)
-		*at = kept->next;
-	pthread_mutex_unlock(&pool_lock);
-	return kept;
-}
-
-static void pool_give(struct kept *kept)
-{
-	kept->used = true;
-	pthread_mutex_lock(&pool_lock);
-	kept->next = pool;
-	pool = kept;
-	pthread_mutex_unlock(&pool_lock);
-}
-
 static int64_t now_ms(void)
 {
 	struct timespec t;
 
 	clock_gettime(CLOCK_MONOTONIC, &t);
 	return t.tv_sec * 1000ll + t.tv_nsec / 1000000;
+}
+
+/* A log that nobody has used for a while may be gone at its other end, which a cable that was torn meanwhile has not let it say */
+static bool stale(const struct kept *kept, int64_t now)
+{
+	return kept->log && now - kept->given > KEPT_MS;
+}
+
+static struct kept *pool_take(const struct endpoint *service)
+{
+	const int64_t now = now_ms();
+	struct kept *kept, *found = NULL;
+
+	pthread_once(&pool_once, pool_init);
+	pthread_mutex_lock(&pool_lock);
+	for (struct kept **at = &pool; (kept = *at);) {
+		const bool old = stale(kept, now);
+
+		if (!old && (found || kept->log != (service != NULL) || (service && memcmp(&kept->service, service, sizeof(*service))))) {
+			at = &kept->next;
+			continue;
+		}
+		*at = kept->next;
+		if (old)
+			kept_free(kept);
+		else
+			found = kept;
+	}
+	pthread_mutex_unlock(&pool_lock);
+	return found;
+}
+
+static void pool_give(struct kept *kept)
+{
+	kept->used = true;
+	kept->given = now_ms();
+	pthread_mutex_lock(&pool_lock);
+	kept->next = pool;
+	pool = kept;
+	pthread_mutex_unlock(&pool_lock);
 }
 
 /* Connections. */

@@ -351,6 +351,25 @@ def restarted_primary() -> None:
     end(a, b)
 
 
+def torn_cable() -> None:
+    """A kept connection whose other end is gone unheard, since the cable was torn: it is not used again"""
+    a, b = pair()
+    primary = a.client(PRIMARY)
+    primary.reply(1, 1, "before")
+    a.sh("ip link set eth0 down")
+    b.kill()
+    # As long as the kernel of the other host says that it is over
+    time.sleep(3)
+    a.sh("ip link set eth0 up")
+    b.start()
+    wait("both are protected", lambda: a.state() == b.state() == "protected")
+    for number in 2, 3:
+        primary.reply(1, number, "after")
+    equal(primary.ops(), [])
+    equal([b.client(BACKUP).do("wait", 1, n)[3] for n in (1, 2, 3)], ["before", "after", "after"])
+    end(a, b)
+
+
 def waited_for() -> None:
     """A takeoverd that is started anew, on either host, is waited for, and no connection goes on alone; one that stays away is not, for long"""
     a, b = pair()
@@ -518,4 +537,4 @@ def storm() -> None:
     end(a, b)
 
 
-main(given, stock, promoted, vanished, long_one, no_room, forgotten, full_disk, last_words, restarted, left_over, restarted_primary, waited_for, hung_up, patient, survivor, overtaken, storm)
+main(given, stock, promoted, vanished, long_one, no_room, forgotten, full_disk, last_words, restarted, left_over, restarted_primary, torn_cable, waited_for, hung_up, patient, survivor, overtaken, storm)
