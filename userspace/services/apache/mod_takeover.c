@@ -39,6 +39,7 @@ APLOG_USE_MODULE(takeover);
 #define MAX_REPLY (64 << 20)
 #define MAX_BODY (64 << 20)
 #define NOTE "takeover"
+#define UNKNOWN 4			/* beside TAKEOVER_OPEN and TAKEOVER_BUSY */
 
 enum mode { UNSET, DYNAMIC, SYNC_STATIC, STATIC, OFF };
 static const char *const modes[] = { NULL, "dynamic", "sync-static", "static", "off" };
@@ -82,7 +83,7 @@ struct link {
 	unsigned int inner;		/* of the last request: what it has led to in this server */
 	ap_filter_t *output;
 	bool primary;			/* under this @id, though it may be alone by now */
-	bool open;			/* the gate: what follows need not wait for the backup */
+	unsigned int gate;		/* as takeover_gate() has set it, or UNKNOWN */
 	bool given_up;
 	bool ended;			/* here, for good: the primary goes on alone */
 	/* The reply under way */
@@ -541,27 +542,26 @@ static enum mode mode_of(request_rec *r, ap_conf_vector_t **dir)
 }
 
 /* An open gate lets out all that is not sent yet: there must be no reply of another mode in it */
-static void gate(struct link *link, bool open)
+static void gate(struct link *link, unsigned int flags)
 {
 	int unsent = 0;
 
-	if (link->open == open)
-		return;
-	if (open && (link->c->data_in_output_filters || ioctl(link->fd, SIOCOUTQ, &unsent) < 0 || unsent))
-		return;
-	if (!takeover_gate(link->fd, open))
-		link->open = open;
+	if (flags & ~link->gate & TAKEOVER_OPEN &&
+	    (link->c->data_in_output_filters || ioctl(link->fd, SIOCOUTQ, &unsent) < 0 || unsent))
+		flags &= ~TAKEOVER_OPEN;
+	if (link->gate != flags && !takeover_gate(link->fd, flags))
+		link->gate = flags;
 }
 
 /* Of a connection that is protected again its new backup knows nothing: to that one it begins now */
 static void begin_link(struct link *link, enum takeover_role role, uint64_t id)
 {
 	if (link->id)
-		takeover_gate(link->fd, false);
+		link->gate = UNKNOWN;
 	link->id = id;
 	link->requests = 0;
 	link->primary = role == TAKEOVER_PRIMARY;
-	link->open = link->given_up = false;
+	link->given_up = false;
 	link->c->keepalives = 0;
 }
 
@@ -637,7 +637,7 @@ static int inner_request(struct link *link, request_rec *r, const request_rec *o
 		name_inner(link, r);
 	if (link->own || link->given_up || r->main || mode_of(r, &dir) != DYNAMIC)
 		return DECLINED;
-	gate(link, false);
+	gate(link, link->gate & TAKEOVER_BUSY);
 	return dynamic(link, r, takeover_role(link->fd, NULL), dir);
 }
 
@@ -651,27 +651,24 @@ static bool has_body(const request_rec *r)
 /* The server has read all of the request, whatever its handler made of the body */
 static apr_status_t body_is_read(void *data)
 {
-	const struct link *link = data;
+	struct link *link = data;
 
-	takeover_gate(link->fd, false);
+	gate(link, link->gate & TAKEOVER_OPEN);
 	return APR_SUCCESS;
 }
 
 /*
- * Alone, it is to have a backup when it is idle next: unless what is said then may be no request, or none to be
- * protected. The rest of a body may come behind an answer, or behind "100 Continue".
+ * A connection that is alone by then gets a backup when it looks idle next: unless what the client says then may be no
+ * request, or none to be protected. The rest of a body may come behind an answer, or behind "100 Continue".
  */
-static void ask_for_backup(struct link *link, request_rec *r, enum mode mode)
+static bool is_busy(struct link *link, request_rec *r, enum mode mode)
 {
-	const bool never = mode == OFF || r->connection->master || ap_ssl_conn_is_ssl(link->c) || apr_table_get(r->headers_in, "Upgrade");
-
-	if (!never && !has_body(r)) {
-		takeover_gate(link->fd, false);
-		return;
-	}
-	takeover_leave(link->fd);
-	if (!never)
-		apr_pool_cleanup_register(r->pool, link, body_is_read, apr_pool_cleanup_null);
+	if (mode == OFF || r->connection->master || ap_ssl_conn_is_ssl(link->c) || apr_table_get(r->headers_in, "Upgrade"))
+		return true;
+	if (!has_body(r))
+		return false;
+	apr_pool_cleanup_register(r->pool, link, body_is_read, apr_pool_cleanup_null);
+	return true;
 }
 
 /* Before every other module: what they do with a dynamic request, only one host's may do */
@@ -682,6 +679,7 @@ static int quick_handler(request_rec *r, int lookup)
 	const request_rec *outer = outer_request(r);
 	enum takeover_role role;
 	ap_conf_vector_t *dir;
+	unsigned int busy;
 	enum mode mode;
 	uint64_t id;
 
@@ -697,14 +695,15 @@ static int quick_handler(request_rec *r, int lookup)
 	apr_table_setn(r->notes, NOTE,
 		       role == TAKEOVER_PRIMARY ? "primary" : role == TAKEOVER_BACKUP ? "backup" : "alone");
 	mode = mode_of(r, &dir);
+	/* Whoever has left it, has shut it */
 	if (role == TAKEOVER_ALONE)
-		ask_for_backup(link, r, mode);
+		link->gate = UNKNOWN;
+	busy = is_busy(link, r, mode) ? TAKEOVER_BUSY : 0;
 	if (link->given_up)
 		mode = OFF;
+	gate(link, busy | (mode == STATIC && role == TAKEOVER_PRIMARY ? TAKEOVER_OPEN : 0));
 	if (mode == OFF || c->master)
 		return give_up(link, c->master ? "HTTP/2" : "its mode is off") ? HTTP_SERVICE_UNAVAILABLE : DECLINED;
-
-	gate(link, mode == STATIC && role == TAKEOVER_PRIMARY);
 	if (mode != DYNAMIC) {
 		const char *range = apr_table_get(r->headers_in, "Range");
 

@@ -22,6 +22,7 @@ enum { DYNAMIC, SYNC_STATIC, STATIC, OFF };
 #define TAIL 64
 #define TAIL_FORMAT "%d %d %lu"
 #define NAME_SIZE 64
+#define UNKNOWN 4			/* beside TAKEOVER_OPEN and TAKEOVER_BUSY */
 
 struct conf {
 	ngx_flag_t on, acknowledge;
@@ -36,12 +37,13 @@ struct link {
 	uint64_t id, requests;
 	enum takeover_role role;
 	bool primary;			/* under this @id, though it may be alone by now */
-	bool open;			/* the gate: what follows need not wait for the backup */
+	unsigned int gate;		/* as takeover_gate() has set it, or UNKNOWN */
 	bool given_up;
 	/* The request */
 	ngx_http_request_t *r;
 	struct conf *conf;
 	enum { START, BODY, TAKEN, ASKED, DONE } step;
+	bool never;			/* gets the connection a backup */
 	unsigned int inner;		/* what it has led to in this server, and is named */
 	bool waiting;			/* for a thread */
 	bool ended;			/* meanwhile */
@@ -103,14 +105,14 @@ static bool give_up(struct link *link, const char *why)
 }
 
 /* An open gate lets out all that is not sent yet: there must be no reply of another mode in it */
-static void gate(struct link *link, bool open)
+static void gate(struct link *link, unsigned int flags)
 {
 	int unsent = 0;
 
-	if (link->open == open || (open && (ioctl(link->c->fd, SIOCOUTQ, &unsent) < 0 || unsent)))
-		return;
-	if (!takeover_gate(link->c->fd, open))
-		link->open = open;
+	if (flags & ~link->gate & TAKEOVER_OPEN && (ioctl(link->c->fd, SIOCOUTQ, &unsent) < 0 || unsent))
+		flags &= ~TAKEOVER_OPEN;
+	if (link->gate != flags && !takeover_gate(link->c->fd, flags))
+		link->gate = flags;
 }
 
 /* === What waits, in a thread === */
@@ -434,6 +436,20 @@ static ngx_int_t write_logged(struct link *link)
 
 /* === Requests === */
 
+static bool has_body(const ngx_http_request_t *r)
+{
+	return r->headers_in.expect || r->headers_in.chunked || r->headers_in.content_length_n > 0;
+}
+
+/*
+ * A connection that is alone by then gets a backup when it looks idle next: unless what the client says then may be no
+ * request, or none to be protected. The rest of a body may come behind an answer, or behind "100 Continue".
+ */
+static unsigned int busy(const struct link *link)
+{
+	return link->never || has_body(link->r) ? TAKEOVER_BUSY : 0;
+}
+
 static void request_ends(void *data)
 {
 	struct link *link = data;
@@ -449,6 +465,9 @@ static void request_ends(void *data)
 		close(link->result.fd);
 	link->result.fd = -1;
 	release(link);
+	/* The server has read all of it, whatever has become of the body */
+	if (!link->never)
+		gate(link, link->gate & TAKEOVER_OPEN);
 	link->r = NULL;
 }
 
@@ -476,11 +495,11 @@ static ngx_int_t post_read(ngx_http_request_t *r)
 	if (id != link->id) {
 		/* Also of a connection that is protected again: to its new backup it begins now */
 		if (link->id)
-			takeover_gate(c->fd, false);
+			link->gate = UNKNOWN;
 		link->id = id;
 		link->requests = 0;
 		link->primary = role == TAKEOVER_PRIMARY;
-		link->open = link->given_up = false;
+		link->given_up = false;
 		c->requests = 1;
 	}
 	if (!link->given_up)
@@ -491,6 +510,11 @@ static ngx_int_t post_read(ngx_http_request_t *r)
 	link->step = START;
 	link->inner = 0;
 	link->own = link->ended = false;
+	link->never = r->stream || c->ssl || r->headers_in.upgrade;
+	/* Whoever has left it, has shut it. Where other phases answer, none of this is asked again */
+	if (role == TAKEOVER_ALONE)
+		link->gate = UNKNOWN;
+	gate(link, busy(link) | (link->gate & TAKEOVER_OPEN));
 	link->note = role == TAKEOVER_PRIMARY ? "primary" : role == TAKEOVER_BACKUP ? "backup" : "alone";
 	cln->handler = request_ends;
 	cln->data = link;
@@ -554,35 +578,6 @@ static ngx_int_t dynamic(struct link *link, ngx_http_request_t *r)
 	return NGX_DONE;
 }
 
-/* The server has read all of the request, whatever has become of the body */
-static void body_is_read(void *data)
-{
-	const struct link *link = data;
-
-	takeover_gate(link->c->fd, false);
-}
-
-/*
- * Alone, it is to have a backup when it is idle next: unless what is said then may be no request, or none to be
- * protected. The rest of a body may come behind an answer, or behind "100 Continue".
- */
-static void ask_for_backup(struct link *link, ngx_http_request_t *r)
-{
-	const bool never = link->conf->mode == OFF || r->stream || r->connection->ssl || r->headers_in.upgrade;
-	ngx_http_cleanup_t *cleanup;
-
-	if (!never && !r->headers_in.expect && !r->headers_in.chunked && r->headers_in.content_length_n <= 0) {
-		takeover_gate(link->c->fd, false);
-		return;
-	}
-	takeover_leave(link->c->fd);
-	cleanup = never ? NULL : ngx_http_cleanup_add(r, 0);
-	if (cleanup) {
-		cleanup->handler = body_is_read;
-		cleanup->data = link;
-	}
-}
-
 /* The primary executes the request unprotected; of a backup's, also of one that is alone by now, the reply may be logged */
 static ngx_int_t no_thread(struct link *link)
 {
@@ -598,6 +593,7 @@ static ngx_int_t preaccess(ngx_http_request_t *r)
 	struct conf *conf = ngx_http_get_module_loc_conf(r, ngx_http_takeover_module);
 	struct link *link = r == r->main ? link_of(r->connection) : NULL;
 	ngx_int_t rc;
+	bool open;
 
 	if (!link || link->r != r)
 		return NGX_DECLINED;
@@ -605,14 +601,14 @@ static ngx_int_t preaccess(ngx_http_request_t *r)
 	case START:
 		link->conf = conf;
 		link->step = DONE;
-		if (link->role == TAKEOVER_ALONE)
-			ask_for_backup(link, r);
+		link->never |= conf->mode == OFF;
+		open = conf->mode == STATIC && link->role == TAKEOVER_PRIMARY && !link->given_up;
+		gate(link, busy(link) | (open ? TAKEOVER_OPEN : 0));
 		if (link->given_up)
 			return NGX_DECLINED;
-		if (link->conf->mode == OFF)
+		if (conf->mode == OFF)
 			return give_up(link, "its mode is off") ? NGX_ERROR : NGX_DECLINED;
-		gate(link, link->conf->mode == STATIC && link->role == TAKEOVER_PRIMARY);
-		if (link->conf->mode != DYNAMIC) {
+		if (conf->mode != DYNAMIC) {
 			/* Several would be parted by a boundary that each server draws by lot */
 			if (r->headers_in.range && ngx_strchr(r->headers_in.range->value.data, ','))
 				r->headers_in.range = NULL;
@@ -636,7 +632,7 @@ static ngx_int_t preaccess(ngx_http_request_t *r)
 		if (link->own || link->given_up || link->conf->mode == DYNAMIC || conf->mode != DYNAMIC)
 			return NGX_DECLINED;
 		link->conf = conf;
-		gate(link, false);
+		gate(link, link->gate & TAKEOVER_BUSY);
 		return dynamic(link, r);
 	}
 }

@@ -164,9 +164,15 @@ static int replica_op(int fd, uint32_t op, uint32_t flags)
 	return -1;
 }
 
-API int takeover_gate(int fd, bool open)
+API int takeover_gate(int fd, unsigned int flags)
 {
-	return replica_op(fd, TCP_REPLICA_GATE, open ? TCP_REPLICA_UNGATED : 0);
+	const uint32_t kernels = (flags & TAKEOVER_OPEN ? TCP_REPLICA_UNGATED : 0) | (flags & TAKEOVER_BUSY ? TCP_REPLICA_BUSY : 0);
+
+	if (flags & ~(TAKEOVER_OPEN | TAKEOVER_BUSY)) {
+		errno = EINVAL;
+		return -1;
+	}
+	return replica_op(fd, TCP_REPLICA_GATE, kernels);
 }
 
 API int takeover_leave(int fd)

@@ -126,17 +126,16 @@ int takeover_leave(int fd)
 	/* Seen by the test's client, as the real one would not be */
 	if (role == TAKEOVER_BACKUP)
 		connect(fd, &none, sizeof(none));
-	else
-		close(make(name, role == TAKEOVER_PRIMARY ? ".left" : ".no-copy", 0));
+	else if (role == TAKEOVER_PRIMARY)
+		close(make(name, ".left", 0));
 	return 0;
 }
 
-int takeover_gate(int fd, bool open)
+int takeover_gate(int fd, unsigned int flags)
 {
-	int file = make("gates", "", O_APPEND);
+	int file = make("gates", primary(fd) ? "" : ".backup", O_APPEND);
 
-	(void)fd;
-	dprintf(file, "%d", open);
+	dprintf(file, "%u", flags);
 	close(file);
 	return 0;
 }

@@ -279,32 +279,33 @@ class Backend:
             s.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\nConnection: close\r\n\r\n" % len(body) + body)
 
 
-def asks_for_backup(client: "Client", path: str) -> None:
-    """Alone, it asks for a backup: at once, or when a body has been read, or not where what is said next may be no request."""
-    def say(data: bytes) -> None:
-        client._send(client.sockets[0], data, 0)
+def tells_when_busy(client: "Client", path: str, alone: bool = False) -> None:
+    """
+    By its gate, until a body has been read, and on where what is said next may be no request. Alone, it says everything: it may have left.
+    """
+    sockets = client.sockets[:1] if alone else client.sockets
+    files = (LOG / "gates", LOG / "gates.backup")[:len(sockets)]
 
-    def none_before() -> bool:
-        return bool(list(LOG.glob("*.no-copy")))
+    def told(asked: bytes) -> list[str]:
+        for s in sockets:
+            client._send(s, asked, 0)
+        for s in sockets:
+            client._read(s, -1, 1.5)
+        gates = [file.read_text() if file.exists() else "" for file in files]
+        for file in files:
+            file.unlink(missing_ok=True)
+        return gates
 
-    gates, posted = LOG / "gates", request(path, method="POST", body=b"GET")
-    for asked, late, gate in ((request(path), False, "0"), (posted, True, "0"),
-                              (request(path, "Transfer-Encoding: chunked", method="POST", body=chunked(b"GET", 2)), True, "0"),
-                              (request(path, "Upgrade: websocket", "Connection: Upgrade"), True, "1"), (posted, True, "0"),
-                              (request(path, *CONTINUE, method="POST", body=b"GET"), True, "0")):
-        say(asked)
-        client._read(client.sockets[0], -1, 1.5)
-        equal((asked, none_before(), gates.read_text()[-1]), (asked, late, gate))
-        gates.write_text("1")
-        for file in LOG.glob("*.no-copy"):
-            file.unlink()
-    # Half of it is no request that is over
-    say(posted[:-1])
-    time.sleep(1)
-    equal((none_before(), gates.read_text()), (True, "1"))
-    say(posted[-1:])
-    client._read(client.sockets[0], -1, 1.5)
-    equal(gates.read_text(), "10")
+    posted = request(path, method="POST", body=b"GET")
+    upgrade = request(path, "Upgrade: websocket", "Connection: Upgrade")
+    told(request(path))
+    for asked, when_alone, protected in (
+            (request(path), "0", ""), (posted, "20", "20"), (request(path), "0", ""), (upgrade, "2", "2"), (posted, "20", "0"),
+            (request(path, "Transfer-Encoding: chunked", method="POST", body=chunked(b"GET", 2)), "20", "20"),
+            (upgrade, "2", "2"), (request(path), "0", "0"), (request(path, *CONTINUE, method="POST", body=b"GET"), "20", "20"),
+            # Half of it is no request that is over
+            (posted[:-1], "2", "2"), (posted[-1:], "0", "0")):
+        equal((asked, told(asked)), (asked, [when_alone if alone else protected] * len(sockets)))
 
 
 def behind_the_rest(pair: Pair, path: str) -> None:
