@@ -78,6 +78,8 @@ PERDURE_API int restartctl(unsigned int op, void *arg, size_t size);
 PERDURE_API int perdure_rescue(int error);
 /* So, too, when it is not over after so many milliseconds, for a function that may hang; 0: without a deadline */
 PERDURE_API int perdure_rescue_deadline(int error, unsigned int deadline_ms);
+/* So, and what is sent on connected stream sockets and pipes waits until the end, 1 MiB at most; after a fault it is not sent */
+PERDURE_API int perdure_rescue_cork(int error);
 PERDURE_API int perdure_rescue_leave(void);
 
 /*

@@ -71,6 +71,11 @@ int perdure_rescue_deadline(int error, unsigned int deadline_ms)
 	return syscall(__NR_rescue, RESCUE_ENTER, (long)error, (size_t)deadline_ms, 0);
 }
 
+int perdure_rescue_cork(int error)
+{
+	return syscall(__NR_rescue, RESCUE_ENTER, (long)error, (size_t)0, RESCUE_CORK);
+}
+
 int perdure_rescue_cascade(int error)
 {
 	return syscall(__NR_rescue, RESCUE_ENTER, (long)error, (size_t)0, RESCUE_CASCADE);

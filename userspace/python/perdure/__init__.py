@@ -187,7 +187,8 @@ def _strings(strings: Sequence[str]) -> Any:
 
 # These keep the interpreter's lock: a scope that releases it gives itself up
 _held = ctypes.PyDLL("libperdure.so.0", use_errno=True)
-_enter, _enter_deadline, _enter_cascade = (getattr(_held, f"perdure_rescue{name}") for name in ("", "_deadline", "_cascade"))
+_enter, _enter_deadline, _enter_cork, _enter_cascade = (getattr(_held, f"perdure_rescue{name}")
+                                                       for name in ("", "_deadline", "_cork", "_cascade"))
 _enter_deadline.argtypes = c_int, ctypes.c_uint
 _rescue_leave = _held.perdure_rescue_leave
 
@@ -196,16 +197,17 @@ class Fault(Exception):
     """What rescue() has called has faulted, and was undone."""
 
 
-def rescue(function: Callable[..., Any], /, *args: Any, deadline: float | None = None, cascade: bool = False, **kwargs: Any) -> Any:
+def rescue(function: Callable[..., Any], /, *args: Any, deadline: float | None = None, cork: bool = False, cascade: bool = False,
+           **kwargs: Any) -> Any:
     """Call a function, as one of a module in C, with a scope around it: see perdure_rescue(2). When it faults, all that it has done
     is undone, that of the interpreter included, and Fault is raised here. With a deadline, in seconds, it is a fault to take longer. With
-    cascade, peers that take part go back, too. OSError when there is no scope: EOPNOTSUPP when other threads are busy, ENOSYS on
+    cork, what it sends on stream sockets and pipes waits until it has returned. With cascade, peers that take part go back, too. OSError when there is no scope: EOPNOTSUPP when other threads are busy, ENOSYS on
     a kernel without rescue points."""
-    if cascade and deadline is not None:
-        raise ValueError("a scope with cascade has no deadline")
+    if (deadline is not None) + cork + cascade > 1:
+        raise ValueError("a scope has one of deadline, cork and cascade")
     if deadline is not None and not 0.001 <= deadline < 4294967.296:
         raise ValueError(f"a deadline of {deadline} seconds: 0.001 to 4294967.295")
-    begun = _enter_cascade(errno.EIO) if cascade else \
+    begun = _enter_cork(errno.EIO) if cork else _enter_cascade(errno.EIO) if cascade else \
         _enter(errno.EIO) if deadline is None else _enter_deadline(errno.EIO, int(deadline * 1000))
     if begun:
         error = ctypes.get_errno()

@@ -5,6 +5,7 @@
 import ctypes
 import errno
 import os
+import select
 import signal
 import socket
 import struct
@@ -132,11 +133,28 @@ def rescue() -> Iterator[str]:
     table["a"] = 0
     yield from differ("value", perdure.rescue(damage, fault=lambda: None, deadline=60), "done")
     yield from differ("after it", (len(seen), table), (2000, {}))
-    for wrong in ({"deadline": 0}, {"deadline": 1e9}, {"deadline": 1, "cascade": True}):
+    for wrong in ({"deadline": 0}, {"deadline": 1e9}, {"deadline": 1, "cascade": True}, {"cork": True, "cascade": True}):
         try:
             yield f"{wrong} gives {perdure.rescue(damage, lambda: None, **wrong)}"
         except ValueError:
             pass
+    # What is sent waits until it is certain
+    read, write = os.pipe()
+
+    def tell(fault: Callable[[], object]) -> None:
+        os.write(write, b"x")
+        fault()
+
+    try:
+        perdure.rescue(tell, lambda: ctypes.string_at(8), cork=True)
+        yield "no fault"
+    except perdure.Fault:
+        pass
+    yield from differ("there", select.select([read], [], [], 0)[0], [])
+    perdure.rescue(tell, lambda: None, cork=True)
+    yield from differ("there at last", os.read(read, 10), b"x")
+    os.close(read)
+    os.close(write)
     # Peers: what is sent on a connection that both offer is marked, and comes when it is certain
     perdure.rescue_sockets(True)
     with socket.create_server(("127.0.0.1", 0)) as listener, socket.create_connection(listener.getsockname()) as one:
