@@ -33,6 +33,23 @@ def report_in(value: bytes | None) -> Report | None:
     return report if report.exid == EXID else None
 
 
+class Offer(NamedTuple):
+    """The option's value in the SYN by which a host offers a copy, and in the acknowledgment behind it."""
+    exid: int
+    isn: int
+    tsval: int
+    mac: bytes
+
+    LAYOUT = struct.Struct("!HII8s")     # type: ignore[misc]
+
+
+def offer_in(value: bytes | None) -> Offer | None:
+    if value is None or len(value) != Offer.LAYOUT.size:
+        return None
+    offer = Offer(*Offer.LAYOUT.unpack(value))
+    return offer if offer.exid == EXID else None
+
+
 def ahead(a: int, b: int) -> int:
     """How far one sequence number is after another one."""
     return (a - b + (1 << 31)) % (1 << 32) - (1 << 31)
