@@ -16,7 +16,8 @@ def dual() -> None:
                 pair.strike(f"{name} killed", pair.hosts[name].kill, OTHER[name])
                 pair.boot(name)
                 pair.settle()
-            pair.judge()
+            pair.last_phase()
+            pair.judge(again=True)
         except BaseException:
             print("# " + pair.log().replace("\n", "\n# "))
             raise
