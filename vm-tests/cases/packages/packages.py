@@ -31,10 +31,10 @@ exec chroot "$root" /usr/bin/env -i PATH=/usr/sbin:/usr/bin:/sbin:/bin DEBIAN_FR
 
 
 class System:
-    """A root file system."""
+    """A root file system. Packages of the distribution are all there before; apt in it has no network."""
 
-    def __init__(self, release: str) -> None:
-        include = f"systemd-sysv,python3,kmod,linux-image-cloud-amd64,{SYSTEMS[release]}"
+    def __init__(self, release: str, *more: str) -> None:
+        include = ",".join(["systemd-sysv,python3,kmod,linux-image-cloud-amd64", SYSTEMS[release], *more])
         tar = WORK / f"{release}-{zlib.crc32(include.encode()):08x}.tar"
         if not tar.exists():
             run("mmdebstrap", "--quiet", "--format=tar", "--variant=minbase", f"--include={include}", release, tar.with_suffix(".new"),
@@ -83,18 +83,25 @@ class System:
     def boot(self, release: str, kernel: Path | None = None, initramfs: Path | None = None) -> list[str]:
         """Boots an image of it with an installed kernel and its installed initramfs; what the guest said."""
         image, console = self.root.with_suffix(".img"), WORK / f"console-{sys.argv[1]}-{release}.log"
-        image.unlink(missing_ok=True)
-        run("mke2fs", "-q", "-t", "ext4", "-d", self.root, image, "3G")
-        # With two, one runs into the int3 of a static key that the other has replaced, and panics: any distribution's kernel.
-        # QEMU 7.2 leaves wrong flags behind cmpxchg16b: a kernel that allocates memory by it dies when an interrupt finds them
-        run("setpriv", "--pdeathsig", "KILL", "timeout", "900", "qemu-system-x86_64", "-nodefaults", "-no-reboot", "-display",
-            "none", "-machine", "q35", "-accel", "tcg,thread=multi", "-cpu", "Nehalem,-cx16", "-smp", "1", "-m", "1500M",
-            "-kernel", kernel or self.root / "boot" / f"vmlinuz-{release}", "-initrd", initramfs or self.initramfs(release),
-            "-append", "root=/dev/vda rw console=ttyS0 panic=-1 no_timer_check systemd.show_status=0",
-            "-drive", f"file={image},if=virtio,format=raw,cache=unsafe", "-serial", f"file:{console}")
+        self.write(image)
+        run("setpriv", "--pdeathsig", "KILL", "timeout", "900", *self.machine(
+            image, console, kernel or self.root / "boot" / f"vmlinuz-{release}", initramfs or self.initramfs(release)))
         said = re.findall(r"PERDURE: (.*?)\r?$", console.read_text(errors="replace"), re.M)
         assert said[-1:] == ["done"], f"{release}: {said} (console: {console})"
         return said
+
+    def write(self, image: Path) -> None:
+        """A disk with what is in it now."""
+        image.unlink(missing_ok=True)
+        run("mke2fs", "-q", "-t", "ext4", "-d", self.root, image, "3G")
+
+    def machine(self, image: Path, console: Path, kernel: Path, initramfs: Path, *more: str) -> list[str]:
+        # With two, one runs into the int3 of a static key that the other has replaced, and panics: any distribution's kernel.
+        # QEMU 7.2 leaves wrong flags behind cmpxchg16b: a kernel that allocates memory by it dies when an interrupt finds them
+        return ["qemu-system-x86_64", "-nodefaults", "-no-reboot", "-display", "none", "-machine", "q35", "-accel", "tcg,thread=multi",
+                "-cpu", "Nehalem,-cx16", "-smp", "1", "-m", "1500M", "-kernel", str(kernel), "-initrd", str(initramfs),
+                "-append", "root=/dev/vda rw console=ttyS0 panic=-1 no_timer_check systemd.show_status=0 net.ifnames=0",
+                "-drive", f"file={image},if=virtio,format=raw,cache=unsafe", "-serial", f"file:{console}", *more]
 
     def close(self) -> None:
         shutil.rmtree(self.root, ignore_errors=True)
