@@ -39,7 +39,7 @@ APLOG_USE_MODULE(takeover);
 #define MAX_REPLY (64 << 20)
 #define MAX_BODY (64 << 20)
 #define NOTE "takeover"
-#define UNKNOWN 4			/* beside TAKEOVER_OPEN and TAKEOVER_BUSY */
+#define UNKNOWN (1u << 31)		/* beside TAKEOVER_OPEN and TAKEOVER_BUSY */
 
 enum mode { UNSET, DYNAMIC, SYNC_STATIC, STATIC, OFF };
 static const char *const modes[] = { NULL, "dynamic", "sync-static", "static", "off" };
@@ -80,6 +80,7 @@ struct link {
 	conn_rec *c;
 	int fd;
 	uint64_t id, requests;
+	request_rec *with_body;		/* the last request, if it has one */
 	unsigned int inner;		/* of the last request: what it has led to in this server */
 	ap_filter_t *output;
 	bool primary;			/* under this @id, though it may be alone by now */
@@ -651,9 +652,12 @@ static bool has_body(const request_rec *r)
 /* The server has read all of the request, whatever its handler made of the body */
 static apr_status_t body_is_read(void *data)
 {
-	struct link *link = data;
+	request_rec *r = data;
+	struct link *link = link_of(r->connection);
 
-	gate(link, link->gate & TAKEOVER_OPEN);
+	/* The end of its reply may leave when the next one has begun */
+	if (link->with_body == r && !link->c->aborted)
+		gate(link, link->gate & TAKEOVER_OPEN);
 	return APR_SUCCESS;
 }
 
@@ -663,11 +667,14 @@ static apr_status_t body_is_read(void *data)
  */
 static bool is_busy(struct link *link, request_rec *r, enum mode mode)
 {
-	if (mode == OFF || r->connection->master || ap_ssl_conn_is_ssl(link->c) || apr_table_get(r->headers_in, "Upgrade"))
+	link->with_body = NULL;
+	if (mode == OFF || r->connection->master || ap_ssl_conn_is_ssl(link->c) || r->method_number == M_CONNECT ||
+	    apr_table_get(r->headers_in, "Upgrade"))
 		return true;
 	if (!has_body(r))
 		return false;
-	apr_pool_cleanup_register(r->pool, link, body_is_read, apr_pool_cleanup_null);
+	link->with_body = r;
+	apr_pool_cleanup_register(r->pool, r, body_is_read, apr_pool_cleanup_null);
 	return true;
 }
 
@@ -681,6 +688,7 @@ static int quick_handler(request_rec *r, int lookup)
 	ap_conf_vector_t *dir;
 	unsigned int busy;
 	enum mode mode;
+	bool open;
 	uint64_t id;
 
 	if (!link || lookup)
@@ -701,7 +709,8 @@ static int quick_handler(request_rec *r, int lookup)
 	busy = is_busy(link, r, mode) ? TAKEOVER_BUSY : 0;
 	if (link->given_up)
 		mode = OFF;
-	gate(link, busy | (mode == STATIC && role == TAKEOVER_PRIMARY ? TAKEOVER_OPEN : 0));
+	open = mode == STATIC && role == TAKEOVER_PRIMARY && !c->master;
+	gate(link, busy | (open ? TAKEOVER_OPEN : 0));
 	if (mode == OFF || c->master)
 		return give_up(link, c->master ? "HTTP/2" : "its mode is off") ? HTTP_SERVICE_UNAVAILABLE : DECLINED;
 	if (mode != DYNAMIC) {

@@ -22,7 +22,7 @@ enum { DYNAMIC, SYNC_STATIC, STATIC, OFF };
 #define TAIL 64
 #define TAIL_FORMAT "%d %d %lu"
 #define NAME_SIZE 64
-#define UNKNOWN 4			/* beside TAKEOVER_OPEN and TAKEOVER_BUSY */
+#define UNKNOWN (1u << 31)		/* beside TAKEOVER_OPEN and TAKEOVER_BUSY */
 
 struct conf {
 	ngx_flag_t on, acknowledge;
@@ -486,6 +486,7 @@ static ngx_int_t post_read(ngx_http_request_t *r)
 		link = new_link(c);
 	if (!link)
 		return NGX_HTTP_INTERNAL_SERVER_ERROR;
+	link->c = c;	/* of HTTP/2: each stream has its own */
 	if (link->role == TAKEOVER_OFF)
 		return NGX_DECLINED;
 	cln = ngx_http_cleanup_add(r, 0);

@@ -43,17 +43,20 @@ enum takeover_role {
 enum takeover_role takeover_role(int fd, uint64_t *id);
 
 /*
- * What the connection is to be from now on; 0 for neither. TAKEOVER_OPEN, of the primary: the next bytes are the same on both hosts
- * anyway, so the client need not wait for the backup to have generated them. TAKEOVER_BUSY, of any role: while the connection is alone
- * it gets no new backup, though it looks idle. The server has answered, or said "100 Continue", before it has read the whole request;
- * or what comes is no request. A new backup begins with neither. errno: ENOENT (TAKEOVER_OFF), EINVAL (other flags), EBADF, ENOTSOCK
+ * What the connection is to be from now on; 0 for neither. TAKEOVER_OPEN, of the primary: the next bytes are the same
+ * on both hosts anyway, so the client need not wait for the backup to have generated them. TAKEOVER_BUSY, of any role:
+ * while the connection is alone it gets no new backup, though it looks idle. The server has answered, or said
+ * "100 Continue", before it has read the whole request; or what comes is no request. A new backup begins with neither.
+ * errno: ENOENT (TAKEOVER_OFF), EINVAL (other flags), EBADF, ENOTSOCK
  */
 enum { TAKEOVER_OPEN = 1, TAKEOVER_BUSY = 2 };
 
 int takeover_gate(int fd, unsigned int flags);
 
 /*
- * Either host: the backup ends its copy without a word to the client, and the primary goes on alone, and is TAKEOVER_BUSY. What the backup does with @fd afterwards reaches nobody; it closes it. errno: ENOENT (TAKEOVER_OFF), EBADF, ENOTSOCK
+ * Either host: the backup ends its copy without a word to the client, and the primary goes on alone, and is
+ * TAKEOVER_BUSY. What the backup does with @fd afterwards reaches nobody; it closes it. errno: ENOENT (TAKEOVER_OFF),
+ * EBADF, ENOTSOCK
  */
 int takeover_leave(int fd);
 

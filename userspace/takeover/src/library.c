@@ -93,7 +93,7 @@ static int64_t now_ms(void)
 	return t.tv_sec * 1000ll + t.tv_nsec / 1000000;
 }
 
-/* A log that nobody has used for a while may be gone at its other end, which a cable that was torn meanwhile has not let it say */
+/* A log that nobody has used for a while may be gone at its other end: while a cable was torn that could not be said */
 static bool stale(const struct kept *kept, int64_t now)
 {
 	return kept->log && now - kept->given > KEPT_MS;
@@ -108,8 +108,9 @@ static struct kept *pool_take(const struct endpoint *service)
 	pthread_mutex_lock(&pool_lock);
 	for (struct kept **at = &pool; (kept = *at);) {
 		const bool old = stale(kept, now);
+		const bool fits = kept->log == !!service && (!service || !memcmp(&kept->service, service, sizeof(*service)));
 
-		if (!old && (found || kept->log != (service != NULL) || (service && memcmp(&kept->service, service, sizeof(*service))))) {
+		if (!old && (found || !fits)) {
 			at = &kept->next;
 			continue;
 		}
@@ -166,13 +167,14 @@ static int replica_op(int fd, uint32_t op, uint32_t flags)
 
 API int takeover_gate(int fd, unsigned int flags)
 {
-	const uint32_t kernels = (flags & TAKEOVER_OPEN ? TCP_REPLICA_UNGATED : 0) | (flags & TAKEOVER_BUSY ? TCP_REPLICA_BUSY : 0);
+	const uint32_t open = flags & TAKEOVER_OPEN ? TCP_REPLICA_UNGATED : 0;
+	const uint32_t busy = flags & TAKEOVER_BUSY ? TCP_REPLICA_BUSY : 0;
 
 	if (flags & ~(TAKEOVER_OPEN | TAKEOVER_BUSY)) {
 		errno = EINVAL;
 		return -1;
 	}
-	return replica_op(fd, TCP_REPLICA_GATE, kernels);
+	return replica_op(fd, TCP_REPLICA_GATE, open | busy);
 }
 
 API int takeover_leave(int fd)

@@ -396,7 +396,7 @@ def again() -> None:
     client.connect(pair.backup.port, port=client.sockets[0].getsockname()[1])
     client.send(request("/app/") + request("/ungated") + TAIL)
     a, b = client.read()
-    equal((a == b, len(split(a)), executed()), (True, 3, (24, 0)))
+    equal((a == b, len(split(a)), executed()), (True, 3, (28, 0)))
     # Its gate is shut, whatever was so before
     equal((LOG / "gates").read_text()[:1], "0")
     client.close()

@@ -297,6 +297,7 @@ def tells_when_busy(client: "Client", path: str, alone: bool = False) -> None:
         return gates
 
     posted = request(path, method="POST", body=b"GET")
+    waits = request(path, *CONTINUE, method="POST", body=b"GET")[:-3]
     upgrade = request(path, "Upgrade: websocket", "Connection: Upgrade")
     told(request(path))
     for asked, when_alone, protected in (
@@ -306,6 +307,9 @@ def tells_when_busy(client: "Client", path: str, alone: bool = False) -> None:
             # Half of it is no request that is over
             (posted[:-1], "2", "2"), (posted[-1:], "0", "0")):
         equal((asked, told(asked)), (asked, [when_alone if alone else protected] * len(sockets)))
+    # One that is busy with the next body is not so no more because the end of the last reply leaves with "100 Continue"
+    equal([gates[-1:] for gates in told(posted + waits)], ["2"] * len(sockets))
+    equal(told(b"GET"), ["0"] * len(sockets))
 
 
 def behind_the_rest(pair: Pair, path: str) -> None:
