@@ -34,12 +34,12 @@ ORDER = """#!/bin/sh
 read -r form
 number=$(od -An -N4 -tu4 /dev/urandom | tr -d ' ')
 echo "order $number: $form" >>/srv/orders
-sleep 4
+sleep 20
 printf 'Content-Type: text/plain\\r\\n\\r\\norder %s accepted: %s\\n' "$number" "$form"
 """
 WATCH = """#!/bin/sh
 takeoverd --check 2>&1 | sed 's/^/PERDURE: check: /'
-while sleep 3; do
+while sleep 2; do
     echo "PERDURE: status $(takeoverctl status --json | tr -d '\\n')"
     sed 's/^/PERDURE: /' /srv/orders
 done
@@ -157,17 +157,18 @@ def protected() -> None:
 def dies() -> None:
     """The primary dies: a download and an order, in the midst of which that is, are whole, and the order is executed once more at most"""
     url = f"http://{ADDRESS}"
-    film = client.spawn(f"curl -sS --limit-rate 2M --max-time 200 -o /run/film {url}/film && sha256sum </run/film")
+    film = client.spawn(f"curl -sS --limit-rate 500k --max-time 300 -o /run/film {url}/film && sha256sum </run/film")
     wait("the download is under way", lambda: int(client.run("stat -c %s /run/film 2>/dev/null || echo 0")) > 2_000_000, 120)
-    order = client.spawn(f"curl -sS --max-time 200 -d item=book {url}/cgi-bin/order")
+    order = client.spawn(f"curl -sS --max-time 300 -d item=book {url}/cgi-bin/order")
     wait("the order is being executed", lambda: "item=book" in one.said() + two.said(), 60)
     # Which of them began first has had the service alone for a moment
     primary, backup = (one, two) if one.status("role") == "primary" else (two, one)
     equal((primary.status("role"), backup.status("role")), ("primary", "backup"))
     assert "PERDURE: order" in primary.said() and "PERDURE: order" not in backup.said(), "both have executed it, or the backup"
+    assert film.status is None and order.status is None, "an answer is over before anything happens"
     primary.process.kill()
     wait("the other one goes on alone", lambda: backup.status() == "alone", 120)
-    wait("both have their answers", lambda: film.status is not None and order.status is not None, 240)
+    wait("both have their answers", lambda: film.status is not None and order.status is not None, 300)
     equal(film.text().split()[0], hashlib.sha256(FILM).hexdigest())
     number, = re.findall(r"^order (\d+) accepted: item=book$", order.text(), re.M)
     equal(set(re.findall(r"PERDURE: order (\d+)", backup.said())), {number})
