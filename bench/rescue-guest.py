@@ -1,13 +1,16 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: GPL-2.0-or-later
-"""What a rescue point costs Apache and MariaDB, and a server whose peer would go back, too: run in a guest by bench/run. A line a case
-and side, in ns of a request."""
+"""What a rescue point costs Apache and MariaDB, and a server whose peer would go back, too, in ns of a request; and what it saves: run in
+a guest by bench/run. A line a case and side.
+usage: rescue-guest.py ROUNDS PART...; of part faults ROUNDS are requests"""
 
 import re
+import socket
 import statistics
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -15,12 +18,13 @@ from pathlib import Path
 TOP = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(TOP / "vm-tests/cases" / suite) for suite in ("rescue", "examples")]
 from database import MARIADB, Database  # noqa: E402
-from httpd import HTTPD, PORT, RESCUECTL, Server  # noqa: E402
+from httpd import HTTPD, MODULE, PORT, RESCUECTL, Server  # noqa: E402
 from shop import SHOP, Shop  # noqa: E402
 
 NAME = "bench"
 SIDES = ("native", "rescue")
 DATABASE_PORT = 7012
+THREADS, EVERY, SMALL = 8, 100, b"x" * 1000
 AWARE = (str(RESCUECTL), "cascade")
 
 
@@ -119,7 +123,67 @@ def cascade(_: Path, rounds: int) -> None:
         servers.stop()
 
 
-PARTS = {"apache": apache, "mariadb": mariadb, "cascade": cascade}
+class Client(threading.Thread):
+    """Asks on one connection as long as that lives. One request of EVERY meets a bug of the server's module."""
+
+    def __init__(self, requests: int) -> None:
+        super().__init__()
+        self.requests = requests
+        self.failed = {False: 0, True: 0}     # of those that meet the bug, and of others
+        self.done = 0
+        self.start()
+
+    def run(self) -> None:
+        s = None
+        for number in range(self.requests):
+            bug = number % EVERY == EVERY // 2
+            s = s or socket.create_connection(("127.0.0.1", PORT), 60)
+            if not self.answered(s, b"GET /%s HTTP/1.1\r\nHost: bench\r\n\r\n" % (b"fault/null" if bug else b"small")):
+                self.failed[bug] += 1
+                s.close()
+                s = None
+            self.done += 1
+
+    def answered(self, s: socket.socket, request: bytes) -> bool:
+        """Whole, and as it is to be. A page of an error ends the connection."""
+        got = b""
+        try:
+            s.sendall(request)
+            while not got.endswith(SMALL):
+                more = s.recv(4096)
+                got += more
+                if not more or not got.startswith(b"HTTP/1.1 200"[:len(got)]):
+                    return False
+        except OSError:
+            return False
+        return True
+
+
+def faults(place: Path, requests: int) -> None:
+    """Of a server with threads, whose module has a bug: what fails beside the requests that meet it"""
+    server = Server(place, 2 * THREADS)     # who finds no thread free has its connection closed
+    (server.files / "small").write_bytes(SMALL)
+    # Without a point Apache starts another worker for each, and waits a second before
+    for side, number in zip(SIDES, (requests // 10, requests)):
+        if side == "rescue":
+            point(str(MODULE), "handle", 500, "--burst", str(requests))
+        clients = [Client(number // THREADS) for _ in range(THREADS)]
+        for client in clients:
+            client.join()
+        others, bugs = (sum(client.failed[bug] for client in clients) for bug in (False, True))
+        asked = number // THREADS
+        if any(c.done != asked for c in clients) or bugs != THREADS * len(range(EVERY // 2, asked, EVERY)):
+            sys.exit(f"bench: a client has ended, or an answer that was none is right: {[(c.done, c.failed) for c in clients]}")
+        print(f"bench\tApache, {THREADS} clients\t{side}\t{others * requests / number:.0f}\t{others}\t{others + bugs}\t{number}", flush=True)
+    counted = counts()
+    print(f"# faults: {counted}", flush=True)
+    if counted["rescued"] != bugs:
+        sys.exit("bench: the bug was met otherwise than by the point")
+    output(RESCUECTL, "remove", NAME)
+    server.stop()
+
+
+PARTS = {"apache": apache, "mariadb": mariadb, "cascade": cascade, "faults": faults}
 
 
 def main() -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
-"""Apache with the prefork module, one worker, and a module that faults when it is asked to (mod_fault.c)."""
+"""Apache with one worker process, of one thread or of several, and a module that faults when it is asked to (mod_fault.c)."""
 
 import http.client
 import os
@@ -22,9 +22,11 @@ def apxs(name: str) -> str:
 HTTPD = f"{apxs('SBINDIR')}/{apxs('PROGNAME')}"
 
 
-def configuration(place: Path) -> str:
-    modules = apxs("LIBEXECDIR")
-    loads = "\n".join(f"LoadModule {m}_module {modules}/mod_{m}.so" for m in ("mpm_prefork", "authz_core", "mime", "dir"))
+def configuration(place: Path, threads: int) -> str:
+    modules, mpm, limits = apxs("LIBEXECDIR"), "prefork", "MinSpareServers 1\nMaxSpareServers 1\nMaxRequestWorkers 4"
+    if threads:
+        mpm, limits = "event", f"ThreadsPerChild {threads}\nServerLimit 1\nMinSpareThreads 1\nMaxSpareThreads {threads}\nMaxRequestWorkers {threads}"
+    loads = "\n".join(f"LoadModule {m}_module {modules}/mod_{m}.so" for m in (f"mpm_{mpm}", "authz_core", "mime", "dir"))
     return f"""
 ServerRoot {place}
 {loads}
@@ -37,9 +39,7 @@ DefaultRuntimeDir {place}
 Mutex file:{place} default
 ErrorLog {place}/errors
 StartServers 1
-MinSpareServers 1
-MaxSpareServers 1
-MaxRequestWorkers 4
+{limits}
 KeepAlive on
 MaxKeepAliveRequests 0
 TypesConfig /dev/null
@@ -66,14 +66,14 @@ def get(connection: http.client.HTTPConnection, path: str) -> tuple[int, bytes]:
 
 
 class Server:
-    """In an empty directory; www below it is for files."""
+    """In an empty directory; www below it is for files. `threads`: of its worker, which has else one and no more."""
 
-    def __init__(self, place: Path) -> None:
+    def __init__(self, place: Path, threads: int = 0) -> None:
         place.chmod(0o755)
         self.place = place
         self.files = place / "www"
         self.files.mkdir()
-        (place / "conf").write_text(configuration(place))
+        (place / "conf").write_text(configuration(place, threads))
         self.process = subprocess.Popen([HTTPD, "-f", str(place / "conf"), "-DFOREGROUND"], start_new_session=True)
         # While a virtual clock's guest waits for a file of the host, it skips to the next timeout
         deadline = time.monotonic() + 300
