@@ -95,11 +95,11 @@ class System:
         image.unlink(missing_ok=True)
         run("mke2fs", "-q", "-t", "ext4", "-d", self.root, image, "3G")
 
-    def machine(self, image: Path, console: Path, kernel: Path, initramfs: Path, *more: str) -> list[str]:
+    def machine(self, image: Path, console: Path, kernel: Path, initramfs: Path, *more: str, memory: str = "1500M") -> list[str]:
         # With two, one runs into the int3 of a static key that the other has replaced, and panics: any distribution's kernel.
         # QEMU 7.2 leaves wrong flags behind cmpxchg16b: a kernel that allocates memory by it dies when an interrupt finds them
         return ["qemu-system-x86_64", "-nodefaults", "-no-reboot", "-display", "none", "-machine", "q35", "-accel", "tcg,thread=multi",
-                "-cpu", "Nehalem,-cx16", "-smp", "1", "-m", "1500M", "-kernel", str(kernel), "-initrd", str(initramfs),
+                "-cpu", "Nehalem,-cx16", "-smp", "1", "-m", memory, "-kernel", str(kernel), "-initrd", str(initramfs),
                 "-append", "root=/dev/vda rw console=ttyS0 panic=-1 no_timer_check systemd.show_status=0 net.ifnames=0",
                 "-drive", f"file={image},if=virtio,format=raw,cache=unsafe", "-serial", f"file:{console}", *more]
 
