@@ -129,7 +129,7 @@ class Client(threading.Thread):
     def __init__(self, requests: int) -> None:
         super().__init__()
         self.requests = requests
-        self.failed = {False: 0, True: 0}     # of those that meet the bug, and of others
+        self.failed = {False: 0, True: 0}     # by whether they meet the bug
         self.done = 0
         self.start()
 

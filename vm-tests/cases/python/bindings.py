@@ -16,6 +16,7 @@ import time
 from array import array
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "hygiene"))
 import ktap  # noqa: E402
@@ -94,6 +95,13 @@ def calls() -> Iterator[str]:
     yield from fails(errno.EBADF, perdure.hread, 999, 1)
 
 
+def undone(function: Callable[..., object], *args: object, **how: Any) -> Iterator[str]:
+    try:
+        yield f"no fault: {perdure.rescue(function, *args, **how)}"
+    except perdure.Fault:
+        pass
+
+
 def rescue() -> Iterator[str]:
     """What a function has done is undone with its fault: objects, files, the interpreter; and it can be called again and again."""
     libc = ctypes.CDLL(None, use_errno=True)
@@ -120,11 +128,7 @@ def rescue() -> Iterator[str]:
             except perdure.Fault as e:
                 yield from differ("it says", str(e), "rescue.<locals>.damage has faulted, and was undone")
         yield from differ("state", (seen, table, len(os.listdir("/proc/self/fd"))), ([], {"a": 1}, files))
-    try:
-        perdure.rescue(loop, deadline=0.2)
-        yield "a loop ends"
-    except perdure.Fault:
-        pass
+    yield from undone(loop, deadline=0.2)
     try:
         perdure.rescue(damage, lambda: 1 / 0)
         yield "an exception is lost"
@@ -145,11 +149,7 @@ def rescue() -> Iterator[str]:
         os.write(write, b"x")
         fault()
 
-    try:
-        perdure.rescue(tell, lambda: ctypes.string_at(8), cork=True)
-        yield "no fault"
-    except perdure.Fault:
-        pass
+    yield from undone(tell, lambda: ctypes.string_at(8), cork=True)
     yield from differ("there", select.select([read], [], [], 0)[0], [])
     perdure.rescue(tell, lambda: None, cork=True)
     yield from differ("there at last", os.read(read, 10), b"x")
@@ -167,11 +167,7 @@ def rescue() -> Iterator[str]:
                 one.send(b"x")
                 fault()
 
-            try:
-                perdure.rescue(ask, lambda: ctypes.string_at(8), cascade=True)
-                yield "no fault"
-            except perdure.Fault:
-                pass
+            yield from undone(ask, lambda: ctypes.string_at(8), cascade=True)
             perdure.rescue(ask, lambda: None, cascade=True)
             other.settimeout(10)
             yield from differ("came", other.recv(10), b"x")
