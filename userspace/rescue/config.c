@@ -13,6 +13,7 @@
 #include <utlist.h>
 
 #include "config.h"
+#include "library.h"
 #include "units.h"
 
 #define MS	1000000ull
@@ -120,8 +121,8 @@ static void set_text(struct parser *p, char **to, const char *name, const char *
 
 static void option(struct parser *p, const char *name, const char *value)
 {
-	enum { BINARY, SYMBOL, BUILD_ID, VALUE, BURST, INTERVAL, DEADLINE, OUTPUT, NR };
-	static const char *const names[NR] = { "binary", "symbol", "build_id", "value", "burst", "interval", "deadline", "output" };
+	enum { BINARY, SYMBOL, BUILD_ID, VALUE, BURST, INTERVAL, DEADLINE, OUTPUT, ERRNO, LIBC, NR };
+	static const char *const names[NR] = { "binary", "symbol", "build_id", "value", "burst", "interval", "deadline", "output", "errno", "libc" };
 	struct point *point = p->point;
 	unsigned int n = 0;
 
@@ -134,9 +135,10 @@ static void option(struct parser *p, const char *name, const char *value)
 	point->given |= 1u << n;
 	switch (n) {
 	case BINARY:
+	case LIBC:
 		if (*value != '/')
-			return wrong(p, p->line, "binary = %s: not a path that begins with /", value);
-		return set_text(p, &point->binary, name, value);
+			return wrong(p, p->line, "%s = %s: not a path that begins with /", name, value);
+		return set_text(p, n == BINARY ? &point->binary : &point->libc, name, value);
 	case SYMBOL:
 		return set_text(p, &point->symbol, name, value);
 	case BUILD_ID:
@@ -158,6 +160,10 @@ static void option(struct parser *p, const char *name, const char *value)
 	case OUTPUT:
 		if (!output_parse(value, &point->output))
 			wrong(p, p->line, "output = %s: not give-up, cork or cascade", value);
+		break;
+	case ERRNO:
+		if (!error_parse(value, &point->error))
+			wrong(p, p->line, "errno = %s: not an error, as EIO or 5", value);
 	}
 }
 
@@ -265,6 +271,8 @@ static int read_file(const char *path, struct point **points)
 		if (!p.point->wrong && (!p.point->binary || !p.point->symbol || !p.point->has_value))
 			wrong(&p, p.point->line, "[%s] has no %s", p.point->name,
 			      !p.point->binary ? "binary" : !p.point->symbol ? "symbol" : "value");
+		else if (!p.point->wrong && p.point->libc && !p.point->error)
+			wrong(&p, p.point->line, "[%s] has libc, and no errno", p.point->name);
 	}
 	return p.wrong;
 }
@@ -310,6 +318,7 @@ void config_free(struct point *points)
 		free(point->binary);
 		free(point->symbol);
 		free(point->build_id);
+		free(point->libc);
 		free(point->path);
 		free(point);
 	}

@@ -14,10 +14,10 @@
 
 struct point {
 	char name[RESCUE_NAME_MAX];
-	char *binary, *symbol, *build_id;
+	char *binary, *symbol, *build_id, *libc;
 	int64_t value;
 	bool has_value;
-	uint32_t burst, interval_ms, deadline_ms, output, inject;
+	uint32_t burst, interval_ms, deadline_ms, output, inject, error;
 	/* Of a file: */
 	char *path;
 	int line;

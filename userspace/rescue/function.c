@@ -148,16 +148,15 @@ static int find_symbol(struct finder *f)
 		     "install a program that is not stripped", f->symbol, f->path);
 }
 
-/* Where in the file these addresses are, in a part with these rights */
-static bool find_offset(struct finder *f, GElf_Addr address, uint64_t size, GElf_Word rights, uint64_t *offset)
+bool file_offset(Elf *elf, GElf_Addr address, uint64_t size, GElf_Word rights, uint64_t *offset)
 {
 	GElf_Phdr segment;
 	size_t n;
 
-	if (elf_getphdrnum(f->elf, &n))
+	if (elf_getphdrnum(elf, &n))
 		return false;
 	for (size_t i = 0; i < n; i++) {
-		if (!gelf_getphdr(f->elf, i, &segment) || segment.p_type != PT_LOAD || (segment.p_flags & rights) != rights)
+		if (!gelf_getphdr(elf, i, &segment) || segment.p_type != PT_LOAD || (segment.p_flags & rights) != rights)
 			continue;
 		if (address >= segment.p_vaddr && address - segment.p_vaddr < segment.p_filesz) {
 			*offset = address - segment.p_vaddr + segment.p_offset;
@@ -201,7 +200,7 @@ static bool is_table(struct finder *f, const cs_x86_op *mem)
 	uint64_t offset, address;
 
 	return mem->type == X86_OP_MEM && mem->mem.base == X86_REG_INVALID && mem->mem.index != X86_REG_INVALID && mem->mem.scale == 8 &&
-	       find_offset(f, (int32_t)mem->mem.disp, sizeof(address), PF_R, &offset) &&
+	       file_offset(f->elf, (int32_t)mem->mem.disp, sizeof(address), PF_R, &offset) &&
 	       pread(f->fd, &address, sizeof(address), offset) == sizeof(address) &&
 	       address >= f->address && address - f->address < f->function->size;
 }
@@ -322,11 +321,11 @@ static uint8_t *find_code(struct finder *f)
 		wrong(f, "the size of %s is not known", f->symbol);
 		return NULL;
 	}
-	if (!find_offset(f, f->address, function->size, PF_X, &function->start)) {
+	if (!file_offset(f->elf, f->address, function->size, PF_X, &function->start)) {
 		wrong(f, "%s is not in a part that is executed", f->symbol);
 		return NULL;
 	}
-	if (f->cold_size && !find_offset(f, f->cold_address, f->cold_size, PF_X, &f->cold_start))
+	if (f->cold_size && !file_offset(f->elf, f->cold_address, f->cold_size, PF_X, &f->cold_start))
 		f->cold_size = 0;
 	code = read_bytes(f, function->start, function->size);
 	if (code && f->cold_size)

@@ -3,6 +3,8 @@
 #ifndef RESCUE_FUNCTION_H
 #define RESCUE_FUNCTION_H
 
+#include <gelf.h>
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -23,6 +25,9 @@ struct function {
 
 /* Opens a file that may be a program; -1: what is wrong has been said */
 int function_open(const char *path);
+
+/* Where in the file these addresses are, in a part with these rights */
+bool file_offset(Elf *elf, GElf_Addr address, uint64_t size, GElf_Word rights, uint64_t *offset);
 
 /* 0, or -1: what is wrong has been said */
 int function_find(int fd, const char *path, const char *symbol, struct function *function);

@@ -9,6 +9,7 @@
 #include <sys/sysmacros.h>
 #include <unistd.h>
 
+#include "library.h"
 #include "notes.h"
 #include "numbers.h"
 #include "points.h"
@@ -180,6 +181,7 @@ void point_reasons(FILE *to, json_t *point, const char *prefix)
 
 long long point_add(const struct point *point, int fd, const struct function *function)
 {
+	const struct library *library = point->error ? library_find(point->libc) : NULL;
 	struct rescue_point args = {
 		.fd = fd,
 		.nr_returns = function->nr_returns,
@@ -191,6 +193,9 @@ long long point_add(const struct point *point, int fd, const struct function *fu
 		.output = point->output,
 		.deadline_ms = point->deadline_ms,
 		.inject = point->inject,
+		.error = point->error,
+		.error_fd = library ? library->fd : 0,
+		.error_at = library ? library->errno_at : 0,
 	};
 	struct stat st;
 	void *mapped;
@@ -230,7 +235,7 @@ int point_open(const struct point *point, struct function *function)
 
 	if (fd < 0)
 		return -1;
-	if (!function_find(fd, point->binary, point->symbol, function) &&
+	if ((!point->error || library_find(point->libc)) && !function_find(fd, point->binary, point->symbol, function) &&
 	    point_can_return(point->symbol, point->binary, returned_type_find(fd, point->binary, function))) {
 		if (!point->build_id || !strncasecmp(point->build_id, function->build_id, FUNCTION_BUILD_ID)) {
 			warn_encrypts(point, fd);
@@ -246,25 +251,39 @@ int point_open(const struct point *point, struct function *function)
 /* As the kernel would say it. Of some file systems it has other numbers than stat(2). */
 static json_t *expect(const struct point *point, int fd, const struct function *function)
 {
+	const struct library *library = point->error ? library_find(point->libc) : NULL;
 	char dev[32], entry[32];
 	struct stat st;
+	json_t *expected;
 
 	if (fstat(fd, &st))
 		return NULL;
 	snprintf(dev, sizeof(dev), "%u:%u", major(st.st_dev), minor(st.st_dev));
 	snprintf(entry, sizeof(entry), "0x%" PRIx64, function->entry);
-	return json_pack("{ss sI ss sI sI sI sI sI sI ss}", "dev", dev, "inode", (json_int_t)st.st_ino, "entry", entry, "returns",
+	expected = json_pack("{ss sI ss sI sI sI sI sI sI ss}", "dev", dev, "inode", (json_int_t)st.st_ino, "entry", entry, "returns",
 			 (json_int_t)function->nr_returns, "value", (json_int_t)point->value, "burst", (json_int_t)point->burst, "interval_ms",
 			 (json_int_t)point->interval_ms, "deadline_ms", (json_int_t)point->deadline_ms, "inject", (json_int_t)point->inject, "output",
 			 output_name(point->output));
+	if (library && !fstat(library->fd, &st)) {
+		snprintf(dev, sizeof(dev), "%u:%u", major(st.st_dev), minor(st.st_dev));
+		json_object_set_new(expected, "errno", json_integer(point->error));
+		json_object_set_new(expected, "errno_dev", json_string(dev));
+		json_object_set_new(expected, "errno_inode", json_integer(st.st_ino));
+	}
+	return expected;
 }
 
 static bool is_same(const json_t *one, const json_t *other)
 {
-	static const char *const keys[] = { "dev", "inode", "entry", "returns", "value", "burst", "interval_ms", "deadline_ms", "inject", "output" };
+	static const char *const keys[] = {
+		"dev", "inode", "entry", "returns", "value", "burst", "interval_ms", "deadline_ms", "inject", "output", "errno", "errno_dev", "errno_inode",
+	};
 
 	for (size_t i = 0; i < sizeof(keys) / sizeof(*keys); i++) {
-		if (!json_equal(json_object_get(one, keys[i]), json_object_get(other, keys[i])))
+		const json_t *a = json_object_get(one, keys[i]), *b = json_object_get(other, keys[i]);
+
+		/* Not all have an errno */
+		if ((a || b) && !json_equal(a, b))
 			return false;
 	}
 	return true;

@@ -20,7 +20,7 @@ _rescuectl_files() {
 
 _rescuectl() {
 	local cur=${COMP_WORDS[COMP_CWORD]} prev=${COMP_WORDS[COMP_CWORD - 1]} command='' binary='' i n=0
-	local point='--value --name --burst --interval --deadline --output --inject'
+	local point='--value --name --burst --interval --deadline --output --errno --libc --inject'
 
 	COMPREPLY=()
 	# n: how many words there are behind the command, without options
@@ -32,7 +32,7 @@ _rescuectl() {
 				return
 			fi
 			;;
-		--value | --name | --burst | --interval | --deadline | --output | --inject | --user) [[ ${COMP_WORDS[++i]} != = ]] || ((++i)) ;;
+		--value | --name | --burst | --interval | --deadline | --output | --errno | --libc | --inject | --user) [[ ${COMP_WORDS[++i]} != = ]] || ((++i)) ;;
 		-*) ;;
 		*)
 			if [[ -z $command ]]; then
@@ -48,7 +48,11 @@ _rescuectl() {
 		mapfile -t COMPREPLY < <(compgen -W 'give-up cork cascade' -- "$cur")
 		return
 		;;
-	--value | --name | --burst | --interval | --deadline | --inject | --user) return ;;
+	--libc)
+		_rescuectl_files
+		return
+		;;
+	--value | --name | --burst | --interval | --deadline | --errno | --inject | --user) return ;;
 	esac
 	case $command in
 	'') mapfile -t COMPREPLY < <(compgen -W 'add remove list load unload check suggest test show cascade --help --version' -- "$cur") ;;

@@ -12,6 +12,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "library.h"
 #include "points.h"
 #include "test.h"
 
@@ -21,7 +22,7 @@ static int usage(FILE *to, int status)
 {
 	fputs("usage: rescuectl COMMAND\n\n"
 	      "  add BINARY SYMBOL --value N [--name NAME] [--burst N] [--interval TIME]\n"
-	      "      [--deadline TIME] [--output give-up|cork|cascade] [--inject N]\n"
+	      "      [--deadline TIME] [--output give-up|cork|cascade] [--errno NAME [--libc FILE]] [--inject N]\n"
 	      "                     SYMBOL returns N when it faults, in all processes that run BINARY; of a file\n"
 	      "                     of your own: in yours\n"
 	      "  remove NAME... [--user UID]\n"
@@ -108,11 +109,17 @@ static int list(bool json)
 		why = point_sum(point, "died_") ? "died_" : point_sum(point, "refused_") ? "refused_" : "given_up_";
 		point_reasons(stdout, point, why);
 		separator = point_sum(point, why) ? ", " : "";
+		if (point_number(point, "errno_unset")) {
+			printf("%serrno not set %lld", separator, point_number(point, "errno_unset"));
+			separator = ", ";
+		}
 		how = json_string_value(json_object_get(point, "changed"));
-		if (how)
+		if (how) {
 			printf("%s%s", separator, how);
+			separator = ", ";
+		}
 		if (point_number(point, "id") && point_number(point, "uid") != geteuid())
-			printf("%sof user %lld", how ? ", " : separator, point_number(point, "uid"));
+			printf("%sof user %lld", separator, point_number(point, "uid"));
 		putchar('\n');
 	}
 	json_decref(points);
@@ -326,6 +333,10 @@ static int complete(char **argv, struct point *point)
 		fprintf(stderr, "rescuectl: what does %s return when it fails? Say it: --value N\n", point->symbol);
 		return 2;
 	}
+	if (point->libc && !point->error) {
+		fprintf(stderr, "rescuectl: --libc is where errno is: which one? Say it: --errno NAME\n");
+		return 2;
+	}
 	if (!*point->name && !name_valid(point->symbol)) {
 		fprintf(stderr, "rescuectl: %s cannot be the name of a point: --name NAME\n", point->symbol);
 		return 2;
@@ -398,6 +409,12 @@ static const char *take(int option, const char *text, struct point *point, int64
 		return interval_parse(text, &point->interval_ms) ? NULL : "not a time from 1ms to 49d (ms, s, m, h, d)";
 	case 'd':
 		return interval_parse(text, &point->deadline_ms) ? NULL : "not a time from 1ms to 49d (ms, s, m, h, d)";
+	case 'e':
+		return error_parse(text, &point->error) ? NULL : "not an error, as EIO or 5";
+	case 'l':
+		free(point->libc);
+		point->libc = realpath(text, NULL);
+		return point->libc ? NULL : strerror(errno);
 	case 'o':
 		return output_parse(text, &point->output) ? NULL : "not give-up, cork or cascade";
 	default:
@@ -409,7 +426,7 @@ static const char *take(int option, const char *text, struct point *point, int64
 static bool knows(const char *command, const char *given)
 {
 	static const char *const known[][2] = {
-		{ "add", "vnbidoI" }, { "test", "vnbidoI" }, { "remove", "au" }, { "list", "j" },
+		{ "add", "vnbidoelI" }, { "test", "vnbidoelI" }, { "remove", "au" }, { "list", "j" },
 	};
 	const char *options = "";
 
@@ -438,6 +455,8 @@ static int obey(int argc, char **argv)
 		{ "interval", required_argument, NULL, 'i' },
 		{ "deadline", required_argument, NULL, 'd' },
 		{ "output", required_argument, NULL, 'o' },
+		{ "errno", required_argument, NULL, 'e' },
+		{ "libc", required_argument, NULL, 'l' },
 		{ "inject", required_argument, NULL, 'I' },
 		{ "json", no_argument, NULL, 'j' },
 		{ "all", no_argument, NULL, 'a' },
@@ -482,6 +501,7 @@ static int obey(int argc, char **argv)
 		if (!status)
 			status = argc == 2 ? add(&point) : try(&point, argv + 2, strchr(given, 'b'));
 		free(point.binary);
+		free(point.libc);
 		return status;
 	}
 	if (!strcmp(command, "suggest") && argc)

@@ -4,6 +4,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "library.h"
 #include "points.h"
 #include "test.h"
 #include "trial.h"
@@ -37,6 +38,8 @@ static int judge(json_t *counts, const struct point *point, enum returned_type t
 	       point_number(counts, "rescued"), point->value);
 	if (type == RETURNS_UNKNOWN)
 		printf("no debug information tells what %s returns: its callers get that value only if it is a number or a pointer\n", point->symbol);
+	if (point_number(counts, "errno_unset"))
+		printf("%lld of them did not set errno: another C library is what the program has, name it by --libc\n", point_number(counts, "errno_unset"));
 	if (died) {
 		printf("%lld faults were not undone: ", died);
 		point_reasons(stdout, counts, "died_");
@@ -74,6 +77,9 @@ int test(struct point *point, char *const *argv)
 		goto out;
 	type = returned_type_find(trial.fd, trial.binary, &function);
 	if (!point_can_return(point->symbol, trial.binary, type))
+		goto out;
+	/* Of point_add() nobody could tell that it was this */
+	if (point->error && !library_find(point->libc))
 		goto out;
 	id = point_add(point, trial.fd, &function);
 	if (id < 0) {

@@ -555,9 +555,10 @@ static void op_rescue(void)
 		memset(p, 0, 512);
 		*p = (struct rescue_point){ .fd = file(), .nr_returns = PICK(1, 0, 2, 257), .entry = rnd(), .returns = (uintptr_t)pointer(),
 			.value = rnd(), .burst = PICK(0, 1000001, -1), .interval_ms = PICK(1, 1000, 60000, 0), .output = below(4),
-			.deadline_ms = PICK(0, 0, 1, 50), .inject = PICK(0, 0, 3, 1), .name = "fuzz" };
+			.deadline_ms = PICK(0, 0, 1, 50), .inject = PICK(0, 0, 3, 1),
+			.error = PICK(0, 5, 4095, 4096), .error_fd = PICK(0, file(), -1), .error_at = PICK(0ul, rnd()), .name = "fuzz" };
 		p->name[below(128)] = rnd();
-		DO(rescue, syscall(507, RESCUE_ADD, p, PICK(sizeof(*p), sizeof(*p), 512ul, 183ul, 5000ul), 0));
+		DO(rescue, syscall(507, RESCUE_ADD, p, PICK(sizeof(*p), sizeof(*p), 512ul, 199ul, 5000ul), 0));
 		break;
 	case 2:
 		DO(rescue, syscall(507, RESCUE_REMOVE, 1000 + below(400), 0, 0));

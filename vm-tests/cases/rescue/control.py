@@ -119,6 +119,73 @@ def said() -> None:
         ctl(*wrong, ok=2)
 
 
+def error_numbers() -> None:
+    """errno after a fault, in programs that have it at different places, with the C library that they have"""
+    libc, place = next(line.split()[-1] for line in Path("/proc/self/maps").read_text().splitlines() if line.endswith("/libc.so.6")), PLACE / "lib"
+    place.mkdir()
+    other = Path(shutil.copy(libc, place / "libc.so.6"))
+
+    def lines(how: str, path: Path = PROGRAM, **env: str) -> list[int]:
+        done = subprocess.run([str(path), how], stdout=subprocess.PIPE, text=True, check=True, env={**os.environ, **env})
+        return [int(n) for n in done.stdout.split()]
+
+    with_other = {"LD_LIBRARY_PATH": str(place)}
+    for path in (PROGRAM, PLAIN):
+        for said, number in (("EBADMSG", errno.EBADMSG), ("110", errno.ETIMEDOUT), ("4095", 4095)):
+            ctl("add", path, "plain", "--value", -1, "--errno", said)
+            equal(lines("ef", path), [-1, number])
+            equal(lines("en", path), [1, errno.EAGAIN])
+            # It has another one
+            equal(lines("ef", path, **with_other), [-1, errno.EAGAIN])
+            p = point("plain")
+            equal((p["errno"], p["errno_inode"], p["errno_unset"], p["rescued"]), (number, os.stat(libc).st_ino, 1, 2))
+            assert re.search(r"^plain .*  errno not set 1$", ctl("list"), re.M), ctl("list")
+            ctl("remove", "plain")
+    ctl("add", PROGRAM, "plain", "--value", -1, "--errno", "EIO", "--libc", other)
+    equal((lines("ef", **with_other), lines("ef")), ([-1, errno.EIO], [-1, errno.EAGAIN]))
+    ctl("remove", "plain")
+    text = ctl("test", PROGRAM, "plain", "--value", -1, "--errno", "EIO", "--", PROGRAM, "en")
+    assert "-1 5\n" in text and "did not set errno" not in text, text
+    text = ctl("test", PROGRAM, "plain", "--value", -1, "--errno", "EIO", "--libc", other, "--", PROGRAM, "en")
+    assert "-1 11\n" in text and "1 of them did not set errno: " in text, text
+    for wrong in ("", "EWHAT", "0", "4096", "-1", "5x", "0x5", " 5", "eio"):
+        assert f"--errno {wrong}: not an error" in ctl("add", PROGRAM, "plain", "--value", -1, f"--errno={wrong}", ok=2), wrong
+    assert "Say it: --errno" in ctl("add", PROGRAM, "plain", "--value", -1, "--libc", libc, ok=2)
+    assert "No such file" in ctl("add", PROGRAM, "plain", "--value", -1, "--errno", 5, "--libc", place / "none", ok=2)
+    for wrong, why in ((PROGRAM, "does not tell where errno is"), ("/etc/passwd", "does not tell where errno is"), (place, "not a regular file")):
+        assert f"{wrong}: " in ctl("add", PROGRAM, "plain", "--value", -1, "--errno", 5, "--libc", wrong, ok=1), wrong
+        assert why in ctl("test", PROGRAM, "plain", "--value", -1, "--errno", 5, "--libc", wrong, "--", "true", ok=1), wrong
+    equal([p["name"] for p in json.loads(ctl("list", "--json")) if p["id"]], [])
+    # A C library that was replaced is another one
+    conf, there = PLACE / "errno.conf", "0 added, 0 replaced, 1 there before, 0 wrong\n"
+    good = f"[plain]\nbinary = {PROGRAM}\nsymbol = plain\nvalue = -1\nerrno = EPROTO\nlibc = {other}\n"
+    conf.write_text(good)
+    equal(ctl("check", conf), "1 right, 0 wrong\n")
+    equal((ctl("load", conf), ctl("load", conf)), (there.replace("0 added", "1 added").replace("1 there", "0 there"), there))
+    equal(lines("ef", **with_other), [-1, errno.EPROTO])
+    os.replace(shutil.copy(other, place / "new"), other)
+    equal(lines("ef", **with_other), [-1, errno.EAGAIN])
+    equal(ctl("load", conf), there.replace("0 replaced, 1 there", "1 replaced, 0 there"))
+    equal(lines("ef", **with_other), [-1, errno.EPROTO])
+    conf.write_text(good.replace("EPROTO", "71"))
+    equal(ctl("load", conf), there)
+    conf.write_text(good.replace(f"libc = {other}\n", ""))
+    equal(ctl("load", conf), there.replace("0 replaced, 1 there", "1 replaced, 0 there"))
+    equal((lines("ef", **with_other), lines("ef")), ([-1, errno.EAGAIN], [-1, errno.EPROTO]))
+    ctl("unload", conf)
+    for old, new, why in (("EPROTO", "NONE", ":5: errno = NONE: not an error, as EIO or 5"), ("errno = EPROTO\n", "", "[plain] has libc, and no errno"),
+                          (f"libc = {other}", "libc = libc.so.6", ":6: libc = libc.so.6: not a path"), (str(other), "/etc/passwd", "does not tell")):
+        conf.write_text(good.replace(old, new))
+        assert why in ctl("check", conf, ok=1), why
+    # It keeps that library's file system, too
+    run("mount", "-t", "tmpfs", "none", place)
+    shutil.copy(libc, place / "libc.so.6")
+    ctl("add", PROGRAM, "plain", "--value", -1, "--errno", "EIO", "--libc", place / "libc.so.6")
+    assert "busy" in run("umount", place, ok=None)
+    ctl("remove", "plain")
+    run("umount", place)
+
+
 def unwritten() -> None:
     """What it cannot write is an error"""
     for words in (("list",), ("list", "--json"), ("show", PROGRAM, "plain"), ("suggest", PROGRAM), ("check", "/etc/perdure/none"), ("--help",),
@@ -758,5 +825,5 @@ def recorded() -> None:
     assert said.count("deadline  rescue: late returns an error") == 3, said[-500:]
 
 
-main(shapes, said, unwritten, cascading, own_scopes, files, reloaded, gone, limited, upgraded, busy, mounted, contained, whose, tried, typed, suggested,
-     completed, recorded)
+main(shapes, said, error_numbers, unwritten, cascading, own_scopes, files, reloaded, gone, limited, upgraded, busy, mounted, contained, whose,
+     tried, typed, suggested, completed, recorded)

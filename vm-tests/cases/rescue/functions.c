@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 /* Functions of several shapes, which fault when they are told to; a line of numbers for each that is called. */
+#include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -7,6 +8,11 @@
 #define EXPORT	__attribute__((noinline, noipa, visibility("default")))
 
 static volatile int zero;
+
+/* In one of the programs errno is farther from the thread pointer */
+#ifdef OWN
+static __thread volatile char own[OWN];
+#endif
 
 EXPORT long plain(const char *how)
 {
@@ -154,10 +160,19 @@ EXPORT char first(const char *how)
 
 int main(int argc, char **argv)
 {
+#ifdef OWN
+	own[1] = 1;
+#endif
 	for (int i = 1; i < argc; i++) {
 		/* Until there is a line */
 		if (*argv[i] == 'w') {
 			getchar();
+			continue;
+		}
+		if (*argv[i] == 'e') {
+			errno = EAGAIN;
+			printf("%ld ", plain(argv[i] + 1));
+			printf("%d\n", errno);
 			continue;
 		}
 		if (*argv[i] == 's') {

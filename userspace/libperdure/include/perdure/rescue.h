@@ -88,12 +88,24 @@ struct rescue_point {
 	 * 0: none.
 	 */
 	__u32 inject;
+	/**
+	 * @error: What errno is after a fault, up to 4095. 0: it stays what it was before the call,
+	 * and @error_fd and @error_at are 0.
+	 */
+	__u32 error;
+	/** @error_fd: The C library, open for reading, which has ... */
+	__s32 error_fd;
 	/** @reserved: 0. */
 	__u32 reserved;
+	/**
+	 * @error_at: ... here, in bytes, the word in which the loader of a program notes how far
+	 * errno is from the thread pointer (R_X86_64_TPOFF64).
+	 */
+	__u64 error_at;
 	/** @name: What it is called in /proc/rescue and in the log. */
 	char name[RESCUE_NAME_MAX];
 };
 
-#define RESCUE_POINT_SIZE_VER0	184
+#define RESCUE_POINT_SIZE_VER0	200
 
 #endif /* _LINUX_RESCUE_H */

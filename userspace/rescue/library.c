@@ -1,0 +1,123 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+#include <dlfcn.h>
+#include <errno.h>
+#include <gelf.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+#include <utlist.h>
+
+#include "function.h"
+#include "library.h"
+
+#define ERROR_MAX	4095
+
+bool error_parse(const char *text, uint32_t *error)
+{
+	char *end;
+	unsigned long number;
+
+	for (int i = 1; i <= ERROR_MAX; i++) {
+		const char *name = strerrorname_np(i);
+
+		if (name && !strcmp(name, text)) {
+			*error = i;
+			return true;
+		}
+	}
+	if (*text < '0' || *text > '9')
+		return false;
+	number = strtoul(text, &end, 10);
+	*error = number;
+	return !*end && number && number <= ERROR_MAX;
+}
+
+/* Where errno is among the library's variables of a thread */
+static bool find_errno(Elf *elf, GElf_Addr *value)
+{
+	Elf_Scn *section = NULL;
+	GElf_Shdr header;
+
+	while ((section = elf_nextscn(elf, section))) {
+		Elf_Data *data;
+		GElf_Sym symbol;
+
+		if (!gelf_getshdr(section, &header) || header.sh_type != SHT_DYNSYM)
+			continue;
+		data = elf_getdata(section, NULL);
+		for (int i = 0; data && gelf_getsym(data, i, &symbol); i++) {
+			const char *name = elf_strptr(elf, header.sh_link, symbol.st_name);
+
+			if (name && !strcmp(name, "errno") && GELF_ST_TYPE(symbol.st_info) == STT_TLS && symbol.st_shndx != SHN_UNDEF) {
+				*value = symbol.st_value;
+				return true;
+			}
+		}
+	}
+	return false;
+}
+
+/* Where the loader of a program notes how far that variable is from the thread pointer. The library's own have no symbol there. */
+static bool find_word(Elf *elf, GElf_Addr value, uint64_t *at)
+{
+	Elf_Scn *section = NULL;
+	GElf_Shdr header;
+
+	while ((section = elf_nextscn(elf, section))) {
+		Elf_Data *data;
+		GElf_Rela rela;
+
+		if (!gelf_getshdr(section, &header) || header.sh_type != SHT_RELA)
+			continue;
+		data = elf_getdata(section, NULL);
+		for (int i = 0; data && gelf_getrela(data, i, &rela); i++) {
+			if (GELF_R_TYPE(rela.r_info) == R_X86_64_TPOFF64 && !GELF_R_SYM(rela.r_info) && (GElf_Addr)rela.r_addend == value)
+				return file_offset(elf, rela.r_offset, sizeof(uint64_t), PF_W, at);
+		}
+	}
+	return false;
+}
+
+/* The C library that we have ourselves, as most programs of a system have */
+static const char *own_library(void)
+{
+	Dl_info info;
+
+	return dladdr((const void *)__errno_location, &info) && *info.dli_fname == '/' ? info.dli_fname : "libc.so.6";
+}
+
+const struct library *library_find(const char *path)
+{
+	static struct library *libraries;
+	struct library *library;
+	GElf_Addr value;
+	bool found;
+	Elf *elf;
+
+	path = path ?: own_library();
+	LL_FOREACH(libraries, library) {
+		if (!strcmp(library->path, path))
+			return library;
+	}
+	library = calloc(1, sizeof(*library));
+	if (!library || !(library->path = strdup(path)))
+		abort();
+	library->fd = function_open(path);
+	elf_version(EV_CURRENT);
+	elf = library->fd < 0 ? NULL : elf_begin(library->fd, ELF_C_READ, NULL);
+	found = elf && elf_kind(elf) == ELF_K_ELF && gelf_getclass(elf) == ELFCLASS64 && find_errno(elf, &value) &&
+		find_word(elf, value, &library->errno_at);
+	elf_end(elf);
+	if (found) {
+		LL_PREPEND(libraries, library);
+		return library;
+	}
+	if (library->fd >= 0) {
+		fprintf(stderr, "rescuectl: %s: it does not tell where errno is: name the programs' C library, one of GNU\n", path);
+		close(library->fd);
+	}
+	free(library->path);
+	free(library);
+	return NULL;
+}
