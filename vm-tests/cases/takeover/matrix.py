@@ -9,6 +9,7 @@ import contextlib
 import hashlib
 import http.client
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -317,10 +318,14 @@ echo "$1 end" >>/run/matrix/executed
 # The primary alone does not get what these say
 LOSES = "add table inet matrix; add chain inet matrix in {{ type filter hook prerouting priority -250; }}; " \
         "add rule inet matrix in tcp dport 80 tcp sport {{ {} }} tcp flags & (syn | psh) == psh drop"
+# Nor what the backup sends to it: its own reports, or its copies of what clients say
+BETWEEN = "add table inet between; add chain inet between in {{ type filter hook prerouting priority -250; }}; " \
+          "add rule inet between in tcp dport 80 tcp option @254,16,16 0x5252 counter {}; " \
+          "add rule inet between in tcp dport 80 counter {}"
 PREPARE = "nft delete table inet matrix 2>/dev/null; rm -rf /run/matrix; mkdir /run/matrix; chown www-data /run/matrix"
 RELEASE = "touch /run/matrix/go; nft delete table inet matrix 2>/dev/null; true"
 BOTH = ("backup", "primary")
-KINDS = ("killed", "stopped", "panics", "link cut", "lan cut")
+KINDS = ("killed", "stopped", "panics", "link cut", "lan cut", "traffic lost")
 FAILURES = [(kind, role) for kind in KINDS for role in BOTH if kind in sys.argv[1:] or len(sys.argv) == 1]
 stack = contextlib.ExitStack()
 pair: Pair
@@ -371,7 +376,7 @@ def fails(number: int, kind: str, role: str) -> None:
         f"after_reply_logging-{DYNAMIC}.1 end", f"second_of_two_pipelined-{DYNAMIC}.2 begin"} < set(executed(OTHER[backup])))
     time.sleep(1)
     before = executed(name)
-    pair.end_phase("" if kind == "link cut" else other)
+    pair.end_phase("" if kind in ("link cut", "traffic lost") else other)
     match kind:
         case "killed":
             hosts[name].kill()
@@ -383,11 +388,17 @@ def fails(number: int, kind: str, role: str) -> None:
             pair.net.cut("link", name)
         case "lan cut":
             pair.net.cut("lan", name)
+        case "traffic lost":
+            hosts[OTHER[backup]].run(["nft", BETWEEN.format(*(("accept", "drop") if role == "primary" else ("drop", "accept")))])
     hosts[other].run(RELEASE)
     pair.client.run(["touch", str(GO)])
     if kind == "stopped":
         time.sleep(5)
         hosts[name].cont()
+    if kind == "traffic lost":
+        time.sleep(5)
+        rules = hosts[OTHER[backup]].run("nft list table inet between; nft delete table inet between")
+        assert re.search(r"packets [1-9]\d* bytes \d+ drop", rules), rules
     if kind not in ("killed", "panics"):
         hosts[name].run(RELEASE)
     crowd.says("over", 2 * LIMIT)
@@ -395,7 +406,7 @@ def fails(number: int, kind: str, role: str) -> None:
     if kind in ("killed", "panics"):
         pair.boot(name)
         serve(name)
-    elif kind != "stopped":
+    elif kind.endswith("cut"):
         pair.net.mend(kind.split()[0], name)
 
     said = {tuple(line[5:].split(": ", 1)[0].split(" / ")): line.split(": ", 1)[1] for line in crowd.text().splitlines() if line.startswith("cell ")}
@@ -422,7 +433,8 @@ def point_of(number: int, kind: str, role: str) -> Callable[[], None]:
             raise
 
     play.__doc__ = f"The {role}'s " + {"killed": "host is killed", "stopped": "host stands still for 5 seconds", "panics": "host panics",
-                                       "link cut": "cable to the other host is cut", "lan cut": "cable to the clients is cut"}[kind]
+                                       "link cut": "cable to the other host is cut", "lan cut": "cable to the clients is cut",
+                                       "traffic lost": f"{'reports' if role == 'backup' else 'copies of what clients send'} are lost for 5 seconds"}[kind]
     return play
 
 
