@@ -363,6 +363,20 @@ static void close_file(struct finder *f)
 	elf_end(f->elf);
 }
 
+char *file_path(const char *path)
+{
+	struct stat there, here;
+	char *real;
+
+	if (stat(path, &there))
+		return NULL;
+	real = realpath(path, NULL);
+	if (real && !stat(real, &here) && there.st_dev == here.st_dev && there.st_ino == here.st_ino)
+		return real;
+	free(real);
+	return strdup(path);
+}
+
 int function_open(const char *path)
 {
 	/* Of a FIFO it does not wait for who writes to it, and a device may have no end */

@@ -23,6 +23,9 @@ struct function {
 	char build_id[FUNCTION_BUILD_ID + 1];	/* empty: it has none */
 };
 
+/* Without links, to be freed; as it is if that was another file, as of one in /proc/PID/root. NULL and errno: there is none */
+char *file_path(const char *path);
+
 /* Opens a file that may be a program; -1: what is wrong has been said */
 int function_open(const char *path);
 

@@ -13,11 +13,23 @@
 
 #define ERROR_MAX	4095
 
+/* Of two names for one, strerrorname_np() knows the other */
+static const struct {
+	const char *name;
+	uint32_t error;
+} aliases[] = { { "EWOULDBLOCK", EWOULDBLOCK }, { "ENOTSUP", ENOTSUP }, { "EDEADLOCK", EDEADLOCK } };
+
 bool error_parse(const char *text, uint32_t *error)
 {
-	char *end;
 	unsigned long number;
+	char *end;
 
+	for (size_t i = 0; i < sizeof(aliases) / sizeof(*aliases); i++) {
+		if (!strcmp(aliases[i].name, text)) {
+			*error = aliases[i].error;
+			return true;
+		}
+	}
 	for (int i = 1; i <= ERROR_MAX; i++) {
 		const char *name = strerrorname_np(i);
 
@@ -79,23 +91,39 @@ static bool find_word(Elf *elf, GElf_Addr value, uint64_t *at)
 	return false;
 }
 
-/* The C library that we have ourselves, as most programs of a system have */
+/* The C library that we have ourselves, as most programs of a system have; NULL: not known */
 static const char *own_library(void)
 {
 	Dl_info info;
 
-	return dladdr((const void *)__errno_location, &info) && *info.dli_fname == '/' ? info.dli_fname : "libc.so.6";
+	return dladdr((const void *)__errno_location, &info) && *info.dli_fname == '/' ? info.dli_fname : NULL;
+}
+
+static bool read_library(struct library *library)
+{
+	GElf_Addr value;
+	GElf_Ehdr header;
+	bool found;
+	Elf *elf;
+
+	elf_version(EV_CURRENT);
+	elf = elf_begin(library->fd, ELF_C_READ, NULL);
+	found = elf && elf_kind(elf) == ELF_K_ELF && gelf_getehdr(elf, &header) && header.e_machine == EM_X86_64 &&
+		gelf_getclass(elf) == ELFCLASS64 && find_errno(elf, &value) && find_word(elf, value, &library->errno_at);
+	elf_end(elf);
+	return found;
 }
 
 const struct library *library_find(const char *path)
 {
 	static struct library *libraries;
 	struct library *library;
-	GElf_Addr value;
-	bool found;
-	Elf *elf;
 
 	path = path ?: own_library();
+	if (!path) {
+		fputs("rescuectl: where this program's own C library is cannot be told: name that of the programs, by --libc or libc\n", stderr);
+		return NULL;
+	}
 	LL_FOREACH(libraries, library) {
 		if (!strcmp(library->path, path))
 			return library;
@@ -104,12 +132,7 @@ const struct library *library_find(const char *path)
 	if (!library || !(library->path = strdup(path)))
 		abort();
 	library->fd = function_open(path);
-	elf_version(EV_CURRENT);
-	elf = library->fd < 0 ? NULL : elf_begin(library->fd, ELF_C_READ, NULL);
-	found = elf && elf_kind(elf) == ELF_K_ELF && gelf_getclass(elf) == ELFCLASS64 && find_errno(elf, &value) &&
-		find_word(elf, value, &library->errno_at);
-	elf_end(elf);
-	if (found) {
+	if (library->fd >= 0 && read_library(library)) {
 		LL_PREPEND(libraries, library);
 		return library;
 	}

@@ -13,6 +13,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "library.h"
 #include "notes.h"
 #include "points.h"
 
@@ -163,11 +164,15 @@ static char *find_source(const char *path)
 
 void notes_put(struct notes *notes, long long id, const struct point *point, const char *file)
 {
-	char *source = point->path ? find_source(point->path) : NULL;
-	json_t *note = json_pack("{sI ss ss ss ss ss*}", "id", (json_int_t)id, "name", point->name, "binary", point->binary, "symbol", point->symbol,
-				 "file", file, "source", source), *old;
+	const struct library *library = point->error ? library_find(point->libc) : NULL;
+	char *source = point->path ? find_source(point->path) : NULL, libc_file[FILE_NUMBER] = "";
+	json_t *note, *old;
 	size_t i;
 
+	if (library)
+		file_number(library->fd, libc_file);
+	note = json_pack("{sI ss ss ss ss ss* ss* ss*}", "id", (json_int_t)id, "name", point->name, "binary", point->binary, "symbol", point->symbol,
+			 "file", file, "source", source, "libc", library ? library->path : NULL, "libc_file", library ? libc_file : NULL);
 	json_array_foreach(notes->all, i, old) {
 		if (json_integer_value(json_object_get(old, "id")) == id) {
 			json_array_remove(notes->all, i);

@@ -269,6 +269,8 @@ static json_t *expect(const struct point *point, int fd, const struct function *
 		json_object_set_new(expected, "errno", json_integer(point->error));
 		json_object_set_new(expected, "errno_dev", json_string(dev));
 		json_object_set_new(expected, "errno_inode", json_integer(st.st_ino));
+		snprintf(entry, sizeof(entry), "0x%" PRIx64, library->errno_at);
+		json_object_set_new(expected, "errno_at", json_string(entry));
 	}
 	return expected;
 }
@@ -276,7 +278,7 @@ static json_t *expect(const struct point *point, int fd, const struct function *
 static bool is_same(const json_t *one, const json_t *other)
 {
 	static const char *const keys[] = {
-		"dev", "inode", "entry", "returns", "value", "burst", "interval_ms", "deadline_ms", "inject", "output", "errno", "errno_dev", "errno_inode",
+		"dev", "inode", "entry", "returns", "value", "burst", "interval_ms", "deadline_ms", "inject", "output", "errno", "errno_dev", "errno_inode", "errno_at",
 	};
 
 	for (size_t i = 0; i < sizeof(keys) / sizeof(*keys); i++) {

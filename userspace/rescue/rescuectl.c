@@ -40,26 +40,26 @@ static int usage(FILE *to, int status)
 	return status;
 }
 
-/* What has become of the program at its path: NULL: it is the same, or nothing is known */
-static const char *changed(const json_t *note)
+/* Is that number's file still at its path? @gone or @replaced if not; NULL: it is, or nothing is known */
+static const char *changed(const char *path, const char *number, const char *gone, const char *replaced)
 {
-	const char *binary = note_text(note, "binary"), *number = note_text(note, "file"), *how = NULL;
+	const char *how = NULL;
 	char now[FILE_NUMBER];
 	struct stat st;
 	int fd;
 
-	if (!*binary || !*number)
+	if (!*path || !*number)
 		return NULL;
-	if (stat(binary, &st))
-		return errno == ENOENT || errno == ENOTDIR ? "file gone" : NULL;
+	if (stat(path, &st))
+		return errno == ENOENT || errno == ENOTDIR ? gone : NULL;
 	if (!S_ISREG(st.st_mode))
-		return "file replaced";
-	fd = open(binary, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+		return replaced;
+	fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
 	if (fd < 0)
 		return NULL;
 	file_number(fd, now);
 	if (*now && strcmp(now, number))
-		how = "file replaced";
+		how = replaced;
 	close(fd);
 	return how;
 }
@@ -74,8 +74,10 @@ static void add_notes(json_t *points)
 	notes_read(&notes);
 	json_array_foreach(points, i, point) {
 		const json_t *note = notes_of(&notes, point);
-		const char *how = changed(note);
+		const char *how = changed(note_text(note, "binary"), note_text(note, "file"), "file gone", "file replaced");
 
+		if (!how)
+			how = changed(note_text(note, "libc"), note_text(note, "libc_file"), "C library gone", "C library replaced");
 		if (note)
 			json_object_set(point, "binary", json_object_get(note, "binary"));
 		if (how)
@@ -325,7 +327,7 @@ static int show(const char *binary, const char *symbol)
 /* BINARY SYMBOL: 0, or the status */
 static int complete(char **argv, struct point *point)
 {
-	point->binary = realpath(argv[0], NULL);
+	point->binary = file_path(argv[0]);
 	if (!point->binary)
 		return complain(argv[0]);
 	point->symbol = argv[1];
@@ -413,7 +415,7 @@ static const char *take(int option, const char *text, struct point *point, int64
 		return error_parse(text, &point->error) ? NULL : "not an error, as EIO or 5";
 	case 'l':
 		free(point->libc);
-		point->libc = realpath(text, NULL);
+		point->libc = file_path(text);
 		return point->libc ? NULL : strerror(errno);
 	case 'o':
 		return output_parse(text, &point->output) ? NULL : "not give-up, cork or cascade";

@@ -63,7 +63,7 @@ bool trial_begin(struct trial *trial, const char *binary)
 	int from, to;
 	bool good;
 
-	*trial = (struct trial){ .fd = -1, .binary = realpath(binary, NULL) };
+	*trial = (struct trial){ .fd = -1, .binary = file_path(binary) };
 	block_signals(trial);
 	if (!place || !*place)
 		place = "/tmp";

@@ -131,7 +131,7 @@ def error_numbers() -> None:
 
     with_other = {"LD_LIBRARY_PATH": str(place)}
     for path in (PROGRAM, PLAIN):
-        for said, number in (("EBADMSG", errno.EBADMSG), ("110", errno.ETIMEDOUT), ("4095", 4095)):
+        for said, number in (("EBADMSG", errno.EBADMSG), ("ENOTSUP", errno.EOPNOTSUPP), ("110", errno.ETIMEDOUT), ("4095", 4095)):
             ctl("add", path, "plain", "--value", -1, "--errno", said)
             equal(lines("ef", path), [-1, number])
             equal(lines("en", path), [1, errno.EAGAIN])
@@ -139,6 +139,7 @@ def error_numbers() -> None:
             equal(lines("ef", path, **with_other), [-1, errno.EAGAIN])
             p = point("plain")
             equal((p["errno"], p["errno_inode"], p["errno_unset"], p["rescued"]), (number, os.stat(libc).st_ino, 1, 2))
+            assert re.fullmatch("0x[0-9a-f]+8", p["errno_at"]) or re.fullmatch("0x[0-9a-f]+0", p["errno_at"]), p
             assert re.search(r"^plain .*  errno not set 1$", ctl("list"), re.M), ctl("list")
             ctl("remove", "plain")
     ctl("add", PROGRAM, "plain", "--value", -1, "--errno", "EIO", "--libc", other)
@@ -146,8 +147,19 @@ def error_numbers() -> None:
     ctl("remove", "plain")
     text = ctl("test", PROGRAM, "plain", "--value", -1, "--errno", "EIO", "--", PROGRAM, "en")
     assert "-1 5\n" in text and "did not set errno" not in text, text
-    text = ctl("test", PROGRAM, "plain", "--value", -1, "--errno", "EIO", "--libc", other, "--", PROGRAM, "en")
+    text = ctl("test", PROGRAM, "plain", "--value", -1, "--errno", "EIO", "--libc", other, "--", PROGRAM, "en", ok=1)
     assert "-1 11\n" in text and "1 of them did not set errno: " in text, text
+    # The command has a copy of that library, too
+    calls = "import ctypes; c = ctypes.CDLL(None, use_errno=True); print(c.labs(5), ctypes.get_errno())"
+    text = ctl("test", libc, "labs", "--value", -1, "--errno", "EIO", "--", sys.executable, "-c", calls)
+    assert "-1 5\n" in text, text
+    mine = PLACE / "mine"
+    shutil.copy(PROGRAM, mine)
+    os.chown(mine, 65534, 65534)
+    PLACE.chmod(0o755)
+    ctl("add", mine, "plain", "--value", -1, "--errno", "EIO", user=65534)
+    equal(subprocess.run([mine, "ef"], stdout=subprocess.PIPE, text=True, user=65534).stdout, "-1 5\n")
+    ctl("remove", "plain", user=65534)
     for wrong in ("", "EWHAT", "0", "4096", "-1", "5x", "0x5", " 5", "eio"):
         assert f"--errno {wrong}: not an error" in ctl("add", PROGRAM, "plain", "--value", -1, f"--errno={wrong}", ok=2), wrong
     assert "Say it: --errno" in ctl("add", PROGRAM, "plain", "--value", -1, "--libc", libc, ok=2)
@@ -163,10 +175,24 @@ def error_numbers() -> None:
     equal(ctl("check", conf), "1 right, 0 wrong\n")
     equal((ctl("load", conf), ctl("load", conf)), (there.replace("0 added", "1 added").replace("1 there", "0 there"), there))
     equal(lines("ef", **with_other), [-1, errno.EPROTO])
-    os.replace(shutil.copy(other, place / "new"), other)
+    how: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "env": {**os.environ, **with_other}}
+    with running([PROGRAM, "ef", "w", "ef", "w", "ef"], **how) as old:
+        equal(old.stdout.readline(), "-1 71\n")
+        os.replace(shutil.copy(other, place / "new"), other)
+        assert re.search("^plain .*  C library replaced$", ctl("list"), re.M), ctl("list")
+        equal(lines("ef", **with_other), [-1, errno.EAGAIN])
+        old.stdin.write("\n")
+        old.stdin.flush()
+        equal(old.stdout.readline(), "-1 71\n")
+        # From here on it is for those that begin
+        equal(ctl("load", conf), there.replace("0 replaced, 1 there", "1 replaced, 0 there"))
+        equal(lines("ef", **with_other), [-1, errno.EPROTO])
+        equal(old.communicate("\n", timeout=30)[0], "-1 11\n")
+    assert "C library replaced" not in ctl("list"), ctl("list")
+    other.write_bytes(other.read_bytes())
     equal(lines("ef", **with_other), [-1, errno.EAGAIN])
-    equal(ctl("load", conf), there.replace("0 replaced, 1 there", "1 replaced, 0 there"))
-    equal(lines("ef", **with_other), [-1, errno.EPROTO])
+    ctl("remove", "plain")
+    ctl("load", conf)
     conf.write_text(good.replace("EPROTO", "71"))
     equal(ctl("load", conf), there)
     conf.write_text(good.replace(f"libc = {other}\n", ""))
@@ -177,13 +203,31 @@ def error_numbers() -> None:
                           (f"libc = {other}", "libc = libc.so.6", ":6: libc = libc.so.6: not a path"), (str(other), "/etc/passwd", "does not tell")):
         conf.write_text(good.replace(old, new))
         assert why in ctl("check", conf, ok=1), why
-    # It keeps that library's file system, too
+    # It does not keep that library's file system
     run("mount", "-t", "tmpfs", "none", place)
     shutil.copy(libc, place / "libc.so.6")
     ctl("add", PROGRAM, "plain", "--value", -1, "--errno", "EIO", "--libc", place / "libc.so.6")
-    assert "busy" in run("umount", place, ok=None)
-    ctl("remove", "plain")
+    equal(lines("ef", **with_other), [-1, errno.EIO])
     run("umount", place)
+    ctl("remove", "plain")
+    jailed(place)
+
+
+def jailed(place: Path) -> None:
+    """A program and a C library that are seen by /proc/PID/root alone are those, not the ones of these paths here."""
+    script = """mount -t tmpfs none "$0" && cd "$0" && mkdir old usr proc && mount --rbind /usr usr && cp -a /bin /lib /lib64 . 2>/dev/null
+                cp "$1" program && cp "$2" libc.so.6 && pivot_root . old && LD_LIBRARY_PATH=/ exec /program w ef"""
+    libc = next(line.split()[-1] for line in Path("/proc/self/maps").read_text().splitlines() if line.endswith("/libc.so.6"))
+    with running(["unshare", "-m", "sh", "-c", script, place, PROGRAM, libc], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as inside:
+        root = Path(f"/proc/{inside.pid}/root")
+        end = time.monotonic() + 30
+        while not os.readlink(f"/proc/{inside.pid}/exe").endswith("/program"):
+            assert inside.poll() is None and time.monotonic() < end
+            time.sleep(0.1)
+        ctl("add", root / "program", "plain", "--value", -1, "--errno", "EIO", "--libc", root / "libc.so.6")
+        equal(inside.communicate("\n", timeout=30)[0], "-1 5\n")
+        equal((point("plain")["rescued"], point("plain").get("errno_unset")), (1, None))
+    ctl("remove", "plain")
 
 
 def unwritten() -> None:

@@ -166,6 +166,7 @@ int main(int argc, char **argv)
 	for (int i = 1; i < argc; i++) {
 		/* Until there is a line */
 		if (*argv[i] == 'w') {
+			fflush(stdout);
 			getchar();
 			continue;
 		}
