@@ -649,6 +649,40 @@ static bool has_body(const request_rec *r)
 	return r->expecting_100 || apr_table_get(r->headers_in, "Transfer-Encoding") || (length && strcmp(length, "0"));
 }
 
+/*
+ * The server has read more than the request: that waits in the core's filter, before its socket, and a copy would never get
+ * it. When the server has taken half of a head from there, it writes nothing before it has the other half.
+ */
+static bool has_more(const struct link *link)
+{
+	const ap_filter_t *f = link->c->input_filters;
+	apr_bucket_brigade *bb;
+	const core_net_rec *net;
+
+	while (f->next)
+		f = f->next;
+	net = f->ctx;
+	if (f->frec != ap_core_input_filter_handle || !net->in_ctx)
+		return false;
+	bb = net->in_ctx->b;
+	for (apr_bucket *b = APR_BRIGADE_FIRST(bb); b != APR_BRIGADE_SENTINEL(bb); b = APR_BUCKET_NEXT(b))
+		if (!APR_BUCKET_IS_METADATA(b) && b->length && b->length != (apr_size_t)-1)
+			return true;
+	return false;
+}
+
+/* The server looks whether there is a next request when the end of a reply has yet to leave */
+static apr_status_t input_filter(ap_filter_t *f, apr_bucket_brigade *bb, ap_input_mode_t mode, apr_read_type_e block,
+				 apr_off_t readbytes)
+{
+	apr_status_t rv = ap_get_brigade(f->next, bb, mode, block, readbytes);
+	struct link *link = f->ctx;
+
+	if (mode == AP_MODE_SPECULATIVE && has_more(link))
+		gate(link, (link->gate & TAKEOVER_OPEN) | TAKEOVER_BUSY);
+	return rv;
+}
+
 /* The server has read all of the request, whatever its handler made of the body */
 static apr_status_t body_is_read(void *data)
 {
@@ -656,7 +690,7 @@ static apr_status_t body_is_read(void *data)
 	struct link *link = link_of(r->connection);
 
 	/* The end of its reply may leave when the next one has begun */
-	if (link->with_body == r && !link->c->aborted)
+	if (link->with_body == r && !link->c->aborted && !has_more(link))
 		gate(link, link->gate & TAKEOVER_OPEN);
 	return APR_SUCCESS;
 }
@@ -706,7 +740,7 @@ static int quick_handler(request_rec *r, int lookup)
 	/* Whoever has left it, has shut it */
 	if (role == TAKEOVER_ALONE)
 		link->gate = UNKNOWN;
-	busy = is_busy(link, r, mode) ? TAKEOVER_BUSY : 0;
+	busy = is_busy(link, r, mode) || has_more(link) ? TAKEOVER_BUSY : 0;
 	if (link->given_up)
 		mode = OFF;
 	open = mode == STATIC && role == TAKEOVER_PRIMARY && !c->master;
@@ -743,6 +777,7 @@ static int pre_connection(conn_rec *c, void *csd)
 	link->c = c;
 	link->fd = fd;
 	begin_link(link, role, id);
+	ap_add_input_filter("TAKEOVER_NEXT", link, NULL, c);
 	link->output = ap_add_output_filter("TAKEOVER", link, NULL, c);
 	ap_set_module_config(c->conn_config, &takeover_module, link);
 	return OK;
@@ -885,6 +920,7 @@ static void register_hooks(apr_pool_t *p)
 	ap_hook_quick_handler(quick_handler, NULL, NULL, APR_HOOK_REALLY_FIRST);
 	ap_hook_fixups(fixups, NULL, NULL, APR_HOOK_REALLY_FIRST);
 	ap_register_output_filter("TAKEOVER", output_filter, NULL, AP_FTYPE_NETWORK - 1);
+	ap_register_input_filter("TAKEOVER_NEXT", input_filter, NULL, AP_FTYPE_NETWORK - 1);
 	/* Nearer to the handler than the one that parses bodies */
 	body_handle = ap_register_input_filter("TAKEOVER_BODY", body_filter, NULL, AP_FTYPE_PROTOCOL - 1);
 }

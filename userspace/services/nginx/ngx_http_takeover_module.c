@@ -441,13 +441,19 @@ static bool has_body(const ngx_http_request_t *r)
 	return r->headers_in.expect || r->headers_in.chunked || r->headers_in.content_length_n > 0;
 }
 
+/* The server has read more than the request: a copy would never get that. Never asked of HTTP/2 */
+static bool has_more(const ngx_http_request_t *r)
+{
+	return r->header_in->pos < r->header_in->last;
+}
+
 /*
  * A connection that is alone by then gets a backup when it looks idle next: unless what the client says then may be no
  * request, or none to be protected. The rest of a body may come behind an answer, or behind "100 Continue".
  */
 static unsigned int busy(const struct link *link)
 {
-	return link->never || has_body(link->r) ? TAKEOVER_BUSY : 0;
+	return link->never || has_body(link->r) || has_more(link->r) ? TAKEOVER_BUSY : 0;
 }
 
 static void request_ends(void *data)
@@ -466,7 +472,7 @@ static void request_ends(void *data)
 	link->result.fd = -1;
 	release(link);
 	/* The server has read all of it, whatever has become of the body */
-	if (!link->never)
+	if (!link->never && !has_more(link->r))
 		gate(link, link->gate & TAKEOVER_OPEN);
 	link->r = NULL;
 }

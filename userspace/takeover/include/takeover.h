@@ -46,7 +46,8 @@ enum takeover_role takeover_role(int fd, uint64_t *id);
  * What the connection is to be from now on; 0 for neither. TAKEOVER_OPEN, of the primary: the next bytes are the same
  * on both hosts anyway, so the client need not wait for the backup to have generated them. TAKEOVER_BUSY, of any role:
  * while the connection is alone it gets no new backup, though it looks idle. The server has answered, or said
- * "100 Continue", before it has read the whole request; or what comes is no request. A new backup begins with neither.
+ * "100 Continue", before it has read the whole request; or it has read a part of the next one, too; or what comes is no
+ * request. A new backup begins with neither.
  * errno: ENOENT (TAKEOVER_OFF), EINVAL (other flags), EBADF, ENOTSOCK
  */
 enum { TAKEOVER_OPEN = 1, TAKEOVER_BUSY = 2 };

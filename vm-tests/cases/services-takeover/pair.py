@@ -279,37 +279,52 @@ class Backend:
             s.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\nConnection: close\r\n\r\n" % len(body) + body)
 
 
+def told(client: "Client", asked: bytes, alone: bool = False) -> list[str]:
+    """What each of the two servers, or the primary's alone, says by its gate when it is asked this."""
+    sockets = client.sockets[:1] if alone else client.sockets
+    files = (LOG / "gates", LOG / "gates.backup")[:len(sockets)]
+    for s in sockets:
+        client._send(s, asked, 0)
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(lambda s: client._read(s, -1, 1.5), sockets))
+    gates = [file.read_text() if file.exists() else "" for file in files]
+    for file in files:
+        file.unlink(missing_ok=True)
+    return gates
+
+
 def tells_when_busy(client: "Client", path: str, alone: bool = False) -> None:
     """
     By its gate, until a body has been read, and on where what is said next may be no request. Alone, it says everything: it may have left.
     """
-    sockets = client.sockets[:1] if alone else client.sockets
-    files = (LOG / "gates", LOG / "gates.backup")[:len(sockets)]
-
-    def told(asked: bytes) -> list[str]:
-        for s in sockets:
-            client._send(s, asked, 0)
-        for s in sockets:
-            client._read(s, -1, 1.5)
-        gates = [file.read_text() if file.exists() else "" for file in files]
-        for file in files:
-            file.unlink(missing_ok=True)
-        return gates
-
+    count = 1 if alone else len(client.sockets)
     posted = request(path, method="POST", body=b"GET")
     waits = request(path, *CONTINUE, method="POST", body=b"GET")[:-3]
     upgrade = request(path, "Upgrade: websocket", "Connection: Upgrade")
-    told(request(path))
+    told(client, request(path), alone)
     for asked, when_alone, protected in (
             (request(path), "0", ""), (posted, "20", "20"), (request(path), "0", ""), (upgrade, "2", "2"), (posted, "20", "0"),
             (request(path, "Transfer-Encoding: chunked", method="POST", body=chunked(b"GET", 2)), "20", "20"),
             (upgrade, "2", "2"), (request(path), "0", "0"), (request(path, *CONTINUE, method="POST", body=b"GET"), "20", "20"),
             # Half of it is no request that is over
             (posted[:-1], "2", "2"), (posted[-1:], "0", "0")):
-        equal((asked, told(asked)), (asked, [when_alone if alone else protected] * len(sockets)))
+        equal((asked, told(client, asked, alone)), (asked, [when_alone if alone else protected] * count))
     # One that is busy with the next body is not so no more because the end of the last reply leaves with "100 Continue"
-    equal([gates[-1:] for gates in told(posted + waits)], ["2"] * len(sockets))
-    equal(told(b"GET"), ["0"] * len(sockets))
+    equal([gates[-1:] for gates in told(client, posted + waits, alone)], ["2"] * count)
+    equal(told(client, b"GET", alone), ["0"] * count)
+
+
+def tells_of_the_next(pair: Pair, path: str, alone: bool = False) -> None:
+    """Likewise, while it has read a part of the next request, which a copy would never get. Ten requests."""
+    client = Client(pair)
+    get, posted = request(path), request(path, method="POST", body=b"GET")
+    for asked, when_alone, protected in (
+            (get + get[:20], "2", "2"), (get[20:], "0", "0"), (posted + get[:1], "2", "2"),
+            (get[1:] + get[:-1], "2", ""), (get[-1:], "0", "0"), (get + posted + get, "220", "20"),
+            (posted + posted[:-1], "22", "2"), (posted[-1:], "0", "0")):
+        count = 1 if alone else len(client.sockets)
+        equal((asked, told(client, asked, alone)), (asked, [when_alone if alone else protected] * count))
+    client.close()
 
 
 def behind_the_rest(pair: Pair, path: str) -> None:
