@@ -657,6 +657,9 @@ static ngx_int_t header_filter(ngx_http_request_t *r)
 		link = new_link(r->connection);
 	if (link && link->r == r && link->step == BODY && own_error(r->headers_out.status) && body_failed(link))
 		return NGX_ERROR;
+	/* Answered before preaccess(), as by "return": for what the last reply was not to wait for, this one is to */
+	if (link && (link->r != r->main || link->step == START))
+		gate(link, link->gate & TAKEOVER_BUSY);
 	if (link && link->role != TAKEOVER_OFF && !link->own && !link->given_up)
 		r->headers_out.date = &none;
 	return next_header_filter(r);

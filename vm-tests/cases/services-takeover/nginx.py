@@ -536,8 +536,15 @@ def gates() -> None:
     for path in ("/small", "/ungated", "/ungated", "/app/", "/ungated"):
         client.send(request(path))
         client.read(rest=1)
-    client.close()
     equal((LOG / "gates").read_text(), "101")
+    # What is answered before it has got as far as its mode
+    client.send(request("/redirected"))
+    client.read(rest=1)
+    equal((LOG / "gates").read_text(), "1010")
+    client.send(request("/ungated") + b"nonsense\r\n\r\n")
+    client.read()
+    client.close()
+    equal((LOG / "gates").read_text(), "1010232")
     mark()
     behind_the_rest(pair, "/app/")
     equal((LOG / "gates").read_text(), "20")
