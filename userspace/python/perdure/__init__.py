@@ -201,8 +201,8 @@ def rescue(function: Callable[..., Any], /, *args: Any, deadline: float | None =
            **kwargs: Any) -> Any:
     """Call a function, as one of a module in C, with a scope around it: see perdure_rescue(2). When it faults, all that it has done
     is undone, that of the interpreter included, and Fault is raised here. With a deadline, in seconds, it is a fault to take longer. With
-    cork, what it sends on stream sockets and pipes waits until it has returned. With cascade, peers that take part go back, too. OSError when there is no scope: EOPNOTSUPP when other threads are busy, ENOSYS on
-    a kernel without rescue points."""
+    cork, what it sends on stream sockets and pipes waits until it has returned. With cascade, peers that take part go back, too. OSError
+    when there is no scope: EOPNOTSUPP when other threads are busy, ENOSYS on a kernel without rescue points."""
     if (deadline is not None) + cork + cascade > 1:
         raise ValueError("a scope has one of deadline, cork and cascade")
     if deadline is not None and not 0.001 <= deadline < 4294967.296:

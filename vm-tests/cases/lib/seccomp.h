@@ -46,7 +46,7 @@ __attribute__((unused)) static void answer_calls(int err)
 	struct sock_filter code[] = {
 		BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr)),
 		BPF_JUMP(BPF_JMP | BPF_JGE | BPF_K, NR_reregist, 0, 2),
-		BPF_JUMP(BPF_JMP | BPF_JGT | BPF_K, NR_restartctl, 1, 0),
+		BPF_JUMP(BPF_JMP | BPF_JGT | BPF_K, NR_rescue, 1, 0),
 		BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | err),
 		BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
 	};

@@ -49,6 +49,7 @@
 #define NR_getiolog	504
 #define NR_lsendfile	505
 #define NR_restartctl	506
+#define NR_rescue	507
 
 #define T_UNUSED	__attribute__((unused))
 #define ARRAY_LEN(a)	(sizeof(a) / sizeof((a)[0]))

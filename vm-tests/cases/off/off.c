@@ -23,6 +23,12 @@ TV(no_such_calls)
 	T_ERR(x_lsendfile(p[1], p[0], NULL, 8), ENOSYS);
 	T_ERR(x_getiolog(p[0], &log), ENOSYS);
 	T_ERR(perdure_abi_version(), ENOSYS);
+	T_ERR(perdure_rescue(EPROTO), ENOSYS);
+	T_ERR(perdure_rescue_deadline(EPROTO, 1000), ENOSYS);
+	T_ERR(perdure_rescue_cork(EPROTO), ENOSYS);
+	T_ERR(perdure_rescue_cascade(EPROTO), ENOSYS);
+	T_ERR(perdure_rescue_sockets(1), ENOSYS);
+	T_ERR(perdure_rescue_leave(), ENOSYS);
 	T_EQ(read(p[0], buf, sizeof(buf)), 3);
 	/* Numbers that are not assigned. */
 	for (int nr = 506; nr < 510; nr++)

@@ -5,6 +5,7 @@
 servers.py [long] [TEST...] [KIND...]
 """
 
+import errno
 import hashlib
 import os
 import random
@@ -25,6 +26,7 @@ import ktap  # noqa: E402
 HERE = Path(__file__).resolve().parent
 MODULE = Path(os.environ["PERDURE_TOP"]) / "userspace/python"
 sys.path[:0] = [str(MODULE), str(HERE)]
+import perdure  # noqa: E402
 from served import known  # noqa: E402
 
 LONG = "long" in sys.argv[1:]
@@ -402,6 +404,21 @@ def plain() -> Iterator[str]:
             yield from differ(f"{kind}: status", server.process.wait(LIMIT_S), -signal.SIGSEGV)
 
 
+def unrescued() -> Iterator[str]:
+    """Where there are no rescue points, perdure.rescue() says so, and does not call the function."""
+    called: list[int] = []
+    for how in ({}, {"deadline": 60}, {"cork": True}, {"cascade": True}):
+        try:
+            yield f"rescue({how}) gives {perdure.rescue(called.append, 1, **how)}"
+        except OSError as e:
+            yield from differ(f"rescue({how})", e.errno, errno.ENOSYS)
+    try:
+        yield f"rescue_sockets() gives {perdure.rescue_sockets(True)}"
+    except OSError as e:
+        yield from differ("rescue_sockets()", e.errno, errno.ENOSYS)
+    yield from differ("calls", called, [])
+
+
 def switched_off() -> Iterator[str]:
     """kernel.restart.enabled=0: the same on our kernel; under way: connections go on, without."""
     switch = Path("/proc/sys/kernel/restart/enabled")
@@ -604,7 +621,7 @@ def main() -> int:
     default = (sockets, gone, accepting, under_load, pipelined, differs, stops, refused)
     rest = (examples, poison, uploads, leaks, lines, switched_off)
     if PLAIN:
-        return ktap.run(plain, stops, refused)
+        return ktap.run(plain, stops, refused, unrescued)
     Path("/proc/sys/kernel/restart/min_interval_ms").write_text("0")
     named = [test for test in default + rest if test.__name__ in sys.argv[1:]]
     return ktap.run(*(named or (default + rest if LONG else default)))

@@ -7,6 +7,7 @@
 #include "../lib/t.h"
 
 #include <perdure.h>
+#include <perdure/rescue.h>
 #include <stddef.h>
 #include <sys/ptrace.h>
 
@@ -47,6 +48,16 @@ static struct call {
 	{ "getiolog", NR_getiolog, 4, 0x9, { (uint32_t)-5, 0x1004, sizeof(struct io_log), 0 } },
 	{ "perdure_getiolog", NR_getiolog, 4, 0x9, { (uint32_t)-5, 0x1004, BIG, 0 } },
 	{ "perdure_reregist", NR_reregist, 5, 0x18, { 0x1001, 0x1002, 0x1003, (uint32_t)-7, REREGIST_EXEC } },
+	{ "restartctl", NR_restartctl, 4, 0x9, { (uint32_t)-7, 0x1004, BIG, 0 } },
+	{ "perdure_setpolicy", NR_restartctl, 4, 0x9, { RESTARTCTL_SET_POLICY, 0x1004, BIG, 0 } },
+	{ "perdure_getpolicy", NR_restartctl, 4, 0x9, { RESTARTCTL_GET_POLICY, 0x1004, BIG, 0 } },
+	{ "perdure_heartbeat", NR_restartctl, 4, 0x9, { RESTARTCTL_HEARTBEAT, 0, 0, 0 } },
+	{ "perdure_rescue", NR_rescue, 4, 0x9, { RESCUE_ENTER, (uint64_t)-5, 0, RESCUE_GIVE_UP } },
+	{ "perdure_rescue_deadline", NR_rescue, 4, 0x9, { RESCUE_ENTER, (uint64_t)-5, (uint32_t)-6, RESCUE_GIVE_UP } },
+	{ "perdure_rescue_cork", NR_rescue, 4, 0x9, { RESCUE_ENTER, (uint64_t)-5, 0, RESCUE_CORK } },
+	{ "perdure_rescue_cascade", NR_rescue, 4, 0x9, { RESCUE_ENTER, (uint64_t)-5, 0, RESCUE_CASCADE } },
+	{ "perdure_rescue_sockets", NR_rescue, 4, 0x9, { RESCUE_SOCKETS, 1, 0, 0 } },
+	{ "perdure_rescue_leave", NR_rescue, 4, 0x9, { RESCUE_LEAVE, 0, 0, 0 } },
 };
 
 static long invoke(size_t i)
@@ -74,8 +85,28 @@ static long invoke(size_t i)
 		return getiolog(-5, BUF);
 	case 10:
 		return perdure_getiolog(-5, BUF, BIG);
-	default:
+	case 11:
 		return perdure_reregist(PATH, ARGV, ENVP, -7, REREGIST_EXEC);
+	case 12:
+		return restartctl(-7, BUF, BIG);
+	case 13:
+		return perdure_setpolicy(BUF, BIG);
+	case 14:
+		return perdure_getpolicy(BUF, BIG);
+	case 15:
+		return perdure_heartbeat();
+	case 16:
+		return perdure_rescue(-5);
+	case 17:
+		return perdure_rescue_deadline(-5, -6);
+	case 18:
+		return perdure_rescue_cork(-5);
+	case 19:
+		return perdure_rescue_cascade(-5);
+	case 20:
+		return perdure_rescue_sockets(1);
+	default:
+		return perdure_rescue_leave();
 	}
 }
 
@@ -140,7 +171,7 @@ T(arguments)
 		if (!WIFSTOPPED(status))
 			break;
 		T_OK(ptrace(GET_SYSCALL_INFO, pid, sizeof(info), &info));
-		if (info.op != 1 || info.entry.nr < NR_reregist || info.entry.nr > NR_lsendfile)
+		if (info.op != 1 || info.entry.nr < NR_reregist || info.entry.nr > NR_rescue)
 			continue;
 		T_ASSERT(seen < ARRAY_LEN(calls));
 		T_EQ(info.entry.nr, c->nr);
