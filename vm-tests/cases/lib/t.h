@@ -781,7 +781,7 @@ int main(int argc, char **argv)
 
 	for (int pass = 0; pass < 2; pass++) {
 		for (struct t_test *t = t_tests; t; t = t->next) {
-			if (pattern && fnmatch(pattern, t->name, 0))
+			if (pattern && fnmatch(pattern, t->name, FNM_EXTMATCH))
 				continue;
 			for (int v = T_RAW; v <= (t->both ? T_LIB : T_RAW); v++) {
 				if (only && t->both && strcmp(only, v == T_LIB ? "lib" : "raw"))
