@@ -647,6 +647,23 @@ static ngx_int_t preaccess(ngx_http_request_t *r)
 /* Two hosts have no clock that they agree on, and an origin server without a clock sends no Date (RFC 9110, 6.6.1) */
 static ngx_http_output_header_filter_pt next_header_filter;
 
+/*
+ * How much goes into a chunk depends on how fast the client has read until then, of which each host has its own view. So what both
+ * generate is not compressed, and where its length is not known, its end is that of the connection, as in HTTP/1.0.
+ */
+static ngx_int_t without_chunks(ngx_http_request_t *r)
+{
+	const ngx_uint_t version = r->http_version;
+	ngx_int_t rc;
+
+	r->gzip_tested = 1;
+	r->gzip_ok = 0;
+	r->http_version = ngx_min(version, NGX_HTTP_VERSION_10);
+	rc = next_header_filter(r);
+	r->http_version = version;
+	return rc;
+}
+
 static ngx_int_t header_filter(ngx_http_request_t *r)
 {
 	static ngx_table_elt_t none;	/* of hash 0: it is not sent, and no other is made */
@@ -662,6 +679,8 @@ static ngx_int_t header_filter(ngx_http_request_t *r)
 		gate(link, link->gate & TAKEOVER_BUSY);
 	if (link && link->role != TAKEOVER_OFF && !link->own && !link->given_up)
 		r->headers_out.date = &none;
+	if (link && link->r == r && link->role != TAKEOVER_OFF && !link->own && !link->given_up && link->conf->mode != DYNAMIC)
+		return without_chunks(r);
 	return next_header_filter(r);
 }
 
