@@ -161,6 +161,12 @@ def files() -> None:
             equal(reply[2], LARGE)
     head = pair.same(request("/static/large", method="HEAD", last=True))
     assert b"Content-Length: %d" % len(LARGE) in head and head.endswith(b"\r\n\r\n") and b"Date" not in head
+    # Also in chunks, however fast each host's client reads
+    client = Client(pair, window=16384)
+    client.send(request("/static/large", "Accept-Encoding: gzip", last=True))
+    fast, slow = client.read_at_two_speeds()
+    client.close()
+    assert b"\r\nTransfer-Encoding: chunked\r\n" in fast and fast == slow, fast[:500]
     # Kept, one after the other, with what they count down
     replies = split(pair.same(b"".join(request("/static/small") for _ in range(25)), later=1.1))
     equal((len(replies), replies[-1][1]["connection"]), (21, "close"))

@@ -115,6 +115,7 @@ class Client:
 
     def __init__(self, pair: "Pair", which: int = 0, address: str = "127.0.0.1", window: int = 0) -> None:
         self.sockets: list[socket.socket] = []
+        self.were_reset: set[socket.socket] = set()
         self.window = window
         for _ in range(50):
             port = 0
@@ -156,6 +157,8 @@ class Client:
         time.sleep(later)
         try:
             s.sendall(data)
+        except ConnectionResetError:
+            self.were_reset.add(s)      # who reads is not told again
         except OSError:
             pass    # one that has answered need not read on
 
@@ -178,7 +181,19 @@ class Client:
             if not data:
                 break
             got += data
-        return bytes(got)
+        return bytes(got) + (RESET if not data and s in self.were_reset else b"")
+
+    def read_at_two_speeds(self) -> list[bytes]:
+        """All, of a client with a `window`: of the backup slowly at first."""
+        fast, slow = self.sockets
+        with ThreadPoolExecutor(1) as pool:
+            reader = pool.submit(self._read, fast, -1, 0)
+            got = bytearray()
+            for n in range(300):
+                got += slow.recv(1000)
+                time.sleep(0.002)
+            rest = self._read(slow, -1, 0)
+            return [reader.result(), bytes(got) + rest]
 
 
 class Pair:
