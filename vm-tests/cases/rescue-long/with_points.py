@@ -20,8 +20,8 @@ FUNCTIONS = ("fclose", "getenv", "snprintf", "qsort_r", "setlocale")
 LIBC = next(line.split()[-1] for line in Path("/proc/self/maps").read_text().splitlines() if re.search(r"/libc\.so\.6$", line))
 # Their tests of huge pages: a process that has entered a point gets none
 WITHOUT = {"tracker/tracker": "huge|not_collapsed", "no_fault/memory": "huge_pages*"}
-# A case whose programs do not enter a point so often says nothing
-FEW = 20
+# A case whose programs enter the points less often says nothing of them
+FEW = 10
 
 
 def entered() -> dict[str, int]:
@@ -50,15 +50,18 @@ def main() -> int:
             before = sum(entered().values())
             good, text = run(place, case)
             calls = sum(entered().values()) - before
-            if calls <= FEW:
+            tests = re.findall(r"^ok .*", text, re.M)
+            skipped = bool(tests) and all("# SKIP" in test for test in tests)
+            if good and calls < FEW and not skipped:
                 good, text = False, f"{text}\nit entered the points {calls} times only"
             failed += not good
             if not good:
                 print("".join(f"# {line}\n" for line in text.splitlines()[-60:]), end="")
-            print(f"# {calls} calls\n{'ok' if good else 'not ok'} {number} {place.name}/{case['name']}", flush=True)
+            print(f"# {calls} calls\n{'ok' if good else 'not ok'} {number} {place.name}/{case['name']}"
+                  f"{' # SKIP' if good and skipped else ''}", flush=True)
         counts = {name: n - first.get(name, 0) for name, n in entered().items()}
         print(f"# calls: {counts}")
-        good = set(counts) == set(FUNCTIONS) and all(n > FEW for n in counts.values())
+        good = set(counts) == set(FUNCTIONS) and all(n > 20 for n in counts.values())
         print(f"{'ok' if good else 'not ok'} {len(cases) + 1} the points were there")
     finally:
         # Another case of this suite adds them, too
