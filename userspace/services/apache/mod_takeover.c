@@ -665,9 +665,17 @@ static bool has_more(const struct link *link)
 	if (f->frec != ap_core_input_filter_handle || !net->in_ctx)
 		return false;
 	bb = net->in_ctx->b;
-	for (apr_bucket *b = APR_BRIGADE_FIRST(bb); b != APR_BRIGADE_SENTINEL(bb); b = APR_BUCKET_NEXT(b))
-		if (!APR_BUCKET_IS_METADATA(b) && b->length && b->length != (apr_size_t)-1)
-			return true;
+	for (apr_bucket *b = APR_BRIGADE_FIRST(bb); b != APR_BRIGADE_SENTINEL(bb); b = APR_BUCKET_NEXT(b)) {
+		const char *text;
+		apr_size_t length;
+
+		if (APR_BUCKET_IS_METADATA(b) || b->length == (apr_size_t)-1 || apr_bucket_read(b, &text, &length, APR_NONBLOCK_READ))
+			continue;
+		/* Some clients send an empty line behind a body */
+		for (apr_size_t i = 0; i < length; i++)
+			if (text[i] != APR_ASCII_CR && text[i] != APR_ASCII_LF)
+				return true;
+	}
 	return false;
 }
 
@@ -678,7 +686,7 @@ static apr_status_t input_filter(ap_filter_t *f, apr_bucket_brigade *bb, ap_inpu
 	apr_status_t rv = ap_get_brigade(f->next, bb, mode, block, readbytes);
 	struct link *link = f->ctx;
 
-	if (mode == AP_MODE_SPECULATIVE && has_more(link))
+	if (mode == AP_MODE_SPECULATIVE && link->c->data_in_output_filters && has_more(link))
 		gate(link, (link->gate & TAKEOVER_OPEN) | TAKEOVER_BUSY);
 	return rv;
 }

@@ -441,10 +441,14 @@ static bool has_body(const ngx_http_request_t *r)
 	return r->headers_in.expect || r->headers_in.chunked || r->headers_in.content_length_n > 0;
 }
 
-/* The server has read more than the request: a copy would never get that. Never asked of HTTP/2 */
+/* The server has read more than the request, and not just an empty line: a copy would never get that. Never asked of HTTP/2 */
 static bool has_more(const ngx_http_request_t *r)
 {
-	return r->header_in->pos < r->header_in->last;
+	const u_char *at = r->header_in->pos;
+
+	while (at < r->header_in->last && (*at == CR || *at == LF))
+		at++;
+	return at < r->header_in->last;
 }
 
 /*
@@ -474,6 +478,8 @@ static void request_ends(void *data)
 	/* The server has read all of it, whatever has become of the body */
 	if (!link->never && !has_more(link->r))
 		gate(link, link->gate & TAKEOVER_OPEN);
+	/* What comes next may be no request that could be parsed */
+	link->own = false;
 	link->r = NULL;
 }
 
@@ -649,19 +655,30 @@ static ngx_http_output_header_filter_pt next_header_filter;
 
 /*
  * How much goes into a chunk depends on how fast the client has read until then, of which each host has its own view. So what both
- * generate is not compressed, and where its length is not known, its end is that of the connection, as in HTTP/1.0.
+ * generate is not compressed, and where its length is not known, its end is that of the connection, as in HTTP/1.0. Filters behind
+ * this one ask for these, some of them later. What is compressed already stays so.
  */
-static ngx_int_t without_chunks(ngx_http_request_t *r)
+static void without_chunks(ngx_http_request_t *r)
 {
-	const ngx_uint_t version = r->http_version;
-	ngx_int_t rc;
+	const ngx_table_elt_t *encoding = r->headers_out.content_encoding;
 
-	r->gzip_tested = 1;
-	r->gzip_ok = 0;
-	r->http_version = ngx_min(version, NGX_HTTP_VERSION_10);
-	rc = next_header_filter(r);
-	r->http_version = version;
-	return rc;
+	if (!encoding || !encoding->value.len) {
+		r->gzip_tested = 1;
+		r->gzip_ok = 0;
+		r->headers_in.accept_encoding = NULL;
+	} else if (!r->gzip_tested) {
+		/* While it is that version still */
+		ngx_http_gzip_ok(r);
+	}
+	r->http_version = ngx_min(r->http_version, NGX_HTTP_VERSION_10);
+}
+
+/* Of a connection that is alone the client may have a part of the reply from the other host, unless that has waited for this one */
+static bool by_both(const struct link *link)
+{
+	if (link->role == TAKEOVER_OFF || link->own || link->given_up || link->conf->mode == DYNAMIC)
+		return false;
+	return link->role != TAKEOVER_ALONE || (!link->primary && link->conf->mode == STATIC);
 }
 
 static ngx_int_t header_filter(ngx_http_request_t *r)
@@ -679,8 +696,12 @@ static ngx_int_t header_filter(ngx_http_request_t *r)
 		gate(link, link->gate & TAKEOVER_BUSY);
 	if (link && link->role != TAKEOVER_OFF && !link->own && !link->given_up)
 		r->headers_out.date = &none;
-	if (link && link->r == r && link->role != TAKEOVER_OFF && !link->own && !link->given_up && link->conf->mode != DYNAMIC)
-		return without_chunks(r);
+	if (link && link->r == r && by_both(link)) {
+		/* It says "close" then, which the other one does not */
+		if (r->keepalive && (ngx_terminate || ngx_exiting) && give_up(link, "this nginx ends"))
+			return NGX_ERROR;
+		without_chunks(r);
+	}
 	return next_header_filter(r);
 }
 

@@ -3,6 +3,7 @@
 """nginx's module of takeover: two nginxes that write the same bytes, whatever is asked of them."""
 
 import grp
+import gzip
 import os
 import pwd
 import socket
@@ -93,6 +94,7 @@ http {{
         }}
         location /static-page {{ ssi on; ssi_types *; }}
         location /pre/ {{ gzip_static on; }}
+        location /always/ {{ alias {place}/www/pre/; gzip_static always; gunzip on; }}
         location /asked/ {{
             takeover_mode dynamic;
             auth_request /app/;
@@ -140,8 +142,8 @@ def host(role: str) -> Host:
     page = '<!--#include virtual="/{0}" -->B<!--#include virtual="/small" -->C<!--#include virtual="/{0}" -->'
     writable(www / "pages")
     writable(www / "pre")
-    for name in "only", "both", "both.gz":
-        (www / "pre" / name).write_bytes(SMALL + name.encode())
+    for name, data in ("only", SMALL + b"only"), ("both", SMALL + b"both"), ("both.gz", gzip.compress(SMALL + b"both", mtime=0)):
+        (www / "pre" / name).write_bytes(data)
         os.utime(www / "pre" / name, (1e9, 1e9))
     for name, include in ("pages/page", "app/?0"), ("static-page", "small"), ("static-page-large", "large"):
         (www / name).write_text(page.format(include))
@@ -182,9 +184,12 @@ def files() -> None:
         if status == 200 and path == "/large" and "content-encoding" not in reply[1]:
             equal(reply[2], LARGE)
     # What is compressed already is sent so
-    for name, encoding in ("only", None), ("both", "gzip"):
-        reply, = split(pair.same(request("/pre/" + name, "Accept-Encoding: gzip", last=True)))
-        equal((reply[1].get("content-encoding"), reply[2]), (encoding, SMALL + name.encode() + (b".gz" if encoding else b"")))
+    for path, encoding in ("/pre/only", None), ("/pre/both", "gzip"), ("/always/both", "gzip"):
+        reply, = split(pair.same(request(path, "Accept-Encoding: gzip", last=True)))
+        equal((reply[1].get("content-encoding"), gzip.decompress(reply[2]) if encoding else reply[2]),
+              (encoding, SMALL + path[-4:].encode()))
+    replies = split(pair.same(request("/always/both")))
+    equal((replies[0][1].get("content-encoding"), replies[0][2], replies[0][1]["connection"]), (None, SMALL + b"both", "close"))
     head = pair.same(request("/large", method="HEAD", last=True))
     assert b"Content-Length: %d" % len(LARGE) in head and head.endswith(b"\r\n\r\n") and b"Date" not in head
 
@@ -198,11 +203,12 @@ def malformed() -> None:
                          (request("/", "Content-Length: 1x"), 400),
                          (request("/app/", "Transfer-Encoding: gzip", method="POST"), 501),
                          (request("/app/", "Transfer-Encoding: chunked", method="POST", body=b"zz\r\nxx\r\n"), 400),
-                         (request("/limited", method="POST", body=b"x" * 2000), 413)):
+                         (request("/limited", method="POST", body=b"x" * 2000), 413),
+                         (request("/app/") + b"nonsense\r\n\r\n", 400)):
         reply = split(pair.same(data, later=1.1 if b"9.9" in data else 0))[-1]
         equal((data[:40], int(reply[0].split()[1])), (data[:40], status))
         assert "date" not in reply[1], reply
-    equal(executed(), (0, 0))
+    equal(executed(), (1, 0))
 
 
 def dynamic() -> None:
@@ -279,6 +285,13 @@ def unknown_lengths() -> None:
     # Of a dynamic one the reply is logged as it is
     reply, = split(pair.same(request("/primary-only", "Accept-Encoding: gzip", last=True)))
     equal((reply[1].get("content-encoding"), reply[1].get("transfer-encoding")), ("gzip", "chunked"))
+    # Of a connection that one host alone has, too
+    for role, how in enumerate(("alone", "promoted")):
+        mark(how)
+        for path, encoding in ("/large", "gzip"), ("/ungated", None):
+            reply, = split(pair.both(request(path, "Accept-Encoding: gzip", last=True))[role])
+            equal((how, path, reply[1].get("content-encoding")), (how, path, encoding))
+        mark()
 
 
 def ends() -> None:
@@ -425,7 +438,7 @@ def again() -> None:
     client.connect(pair.backup.port, port=client.sockets[0].getsockname()[1])
     client.send(request("/app/") + request("/ungated") + TAIL)
     a, b = client.read()
-    equal((a == b, len(split(a)), executed()), (True, 3, (48, 0)))
+    equal((a == b, len(split(a)), executed()), (True, 3, (50, 0)))
     # Its gate is shut, whatever was so before
     equal((LOG / "gates").read_text()[:1], "2")
     client.close()
