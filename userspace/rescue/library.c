@@ -45,20 +45,28 @@ bool error_parse(const char *text, uint32_t *error)
 	return !*end && number && number <= ERROR_MAX;
 }
 
+/* What is in the next section of that type behind *@section, which becomes that one; NULL: there is none */
+static Elf_Data *next_data(Elf *elf, GElf_Word type, Elf_Scn **section, GElf_Shdr *header)
+{
+	Elf_Data *data = NULL;
+
+	while (!data && (*section = elf_nextscn(elf, *section))) {
+		if (gelf_getshdr(*section, header) && header->sh_type == type)
+			data = elf_getdata(*section, NULL);
+	}
+	return data;
+}
+
 /* Where errno is among the library's variables of a thread */
 static bool find_errno(Elf *elf, GElf_Addr *value)
 {
 	Elf_Scn *section = NULL;
 	GElf_Shdr header;
+	GElf_Sym symbol;
+	Elf_Data *data;
 
-	while ((section = elf_nextscn(elf, section))) {
-		Elf_Data *data;
-		GElf_Sym symbol;
-
-		if (!gelf_getshdr(section, &header) || header.sh_type != SHT_DYNSYM)
-			continue;
-		data = elf_getdata(section, NULL);
-		for (int i = 0; data && gelf_getsym(data, i, &symbol); i++) {
+	while ((data = next_data(elf, SHT_DYNSYM, &section, &header))) {
+		for (int i = 0; gelf_getsym(data, i, &symbol); i++) {
 			const char *name = elf_strptr(elf, header.sh_link, symbol.st_name);
 
 			if (name && !strcmp(name, "errno") && GELF_ST_TYPE(symbol.st_info) == STT_TLS && symbol.st_shndx != SHN_UNDEF) {
@@ -75,15 +83,11 @@ static bool find_word(Elf *elf, GElf_Addr value, uint64_t *at)
 {
 	Elf_Scn *section = NULL;
 	GElf_Shdr header;
+	GElf_Rela rela;
+	Elf_Data *data;
 
-	while ((section = elf_nextscn(elf, section))) {
-		Elf_Data *data;
-		GElf_Rela rela;
-
-		if (!gelf_getshdr(section, &header) || header.sh_type != SHT_RELA)
-			continue;
-		data = elf_getdata(section, NULL);
-		for (int i = 0; data && gelf_getrela(data, i, &rela); i++) {
+	while ((data = next_data(elf, SHT_RELA, &section, &header))) {
+		for (int i = 0; gelf_getrela(data, i, &rela); i++) {
 			if (GELF_R_TYPE(rela.r_info) == R_X86_64_TPOFF64 && !GELF_R_SYM(rela.r_info) && (GElf_Addr)rela.r_addend == value)
 				return file_offset(elf, rela.r_offset, sizeof(uint64_t), PF_W, at);
 		}
@@ -114,7 +118,7 @@ static bool read_library(struct library *library)
 	return found;
 }
 
-const struct library *library_find(const char *path)
+static const struct library *library_find(const char *path)
 {
 	static struct library *libraries;
 	struct library *library;
@@ -143,4 +147,9 @@ const struct library *library_find(const char *path)
 	free(library->path);
 	free(library);
 	return NULL;
+}
+
+const struct library *library_of(const struct point *point)
+{
+	return point->error ? library_find(point->libc) : NULL;
 }

@@ -6,6 +6,8 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+#include "config.h"
+
 struct library {
 	char *path;
 	int fd;
@@ -16,7 +18,7 @@ struct library {
 /* "EIO", "5": false if it is not an error number */
 bool error_parse(const char *text, uint32_t *error);
 
-/* @path NULL: our own. It stays open, and is looked at once. NULL: what is wrong has been said. */
-const struct library *library_find(const char *path);
+/* Of a point with an errno: it stays open, and is looked at once. NULL: it has no errno, or what is wrong has been said. */
+const struct library *library_of(const struct point *point);
 
 #endif

@@ -164,7 +164,7 @@ static char *find_source(const char *path)
 
 void notes_put(struct notes *notes, long long id, const struct point *point, const char *file)
 {
-	const struct library *library = point->error ? library_find(point->libc) : NULL;
+	const struct library *library = library_of(point);
 	char *source = point->path ? find_source(point->path) : NULL, libc_file[FILE_NUMBER] = "";
 	json_t *note, *old;
 	size_t i;

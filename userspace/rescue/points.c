@@ -181,7 +181,7 @@ void point_reasons(FILE *to, json_t *point, const char *prefix)
 
 long long point_add(const struct point *point, int fd, const struct function *function)
 {
-	const struct library *library = point->error ? library_find(point->libc) : NULL;
+	const struct library *library = library_of(point);
 	struct rescue_point args = {
 		.fd = fd,
 		.nr_returns = function->nr_returns,
@@ -235,7 +235,7 @@ int point_open(const struct point *point, struct function *function)
 
 	if (fd < 0)
 		return -1;
-	if ((!point->error || library_find(point->libc)) && !function_find(fd, point->binary, point->symbol, function) &&
+	if ((!point->error || library_of(point)) && !function_find(fd, point->binary, point->symbol, function) &&
 	    point_can_return(point->symbol, point->binary, returned_type_find(fd, point->binary, function))) {
 		if (!point->build_id || !strncasecmp(point->build_id, function->build_id, FUNCTION_BUILD_ID)) {
 			warn_encrypts(point, fd);
@@ -251,7 +251,7 @@ int point_open(const struct point *point, struct function *function)
 /* As the kernel would say it. Of some file systems it has other numbers than stat(2). */
 static json_t *expect(const struct point *point, int fd, const struct function *function)
 {
-	const struct library *library = point->error ? library_find(point->libc) : NULL;
+	const struct library *library = library_of(point);
 	char dev[32], entry[32];
 	struct stat st;
 	json_t *expected;

@@ -82,7 +82,7 @@ int test(struct point *point, char *const *argv)
 	type = returned_type_find(trial.fd, trial.binary, &function);
 	if (!point_can_return(point->symbol, trial.binary, type))
 		goto out;
-	library = point->error ? library_find(point->libc) : NULL;
+	library = library_of(point);
 	if (point->error && !library)
 		goto out;
 	/* A function of the C library: the command has the copy */
