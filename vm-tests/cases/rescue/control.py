@@ -387,7 +387,7 @@ def reloaded() -> None:
     assert "No such file" in ctl("unload", PLACE / "none", ok=1)
     load("1 added, 0 replaced, 0 there before, 0 wrong")
     # What is wrong leaves it as it was
-    conf.write_text(conf.read_text().replace("plain", "none"))
+    conf.write_text(conf.read_text().replace("symbol = plain", "symbol = none"))
     equal(ctl("load", conf, ok=1).splitlines()[-1], "0 added, 0 replaced, 0 there before, 1 wrong")
     equal(point("up")["value"], 7)
     ctl("remove", "up")
@@ -516,7 +516,7 @@ def upgraded() -> None:
         equal(ctl("load", conf), f"{replaced}, 1 {kept}")
         equal(ctl("load", conf), f"{there}, 1 {kept}")
         # Another option is for the file that is there now
-        conf.write_text(conf.read_text().replace("-5", "-6"))
+        conf.write_text(conf.read_text().replace("= -5", "= -6"))
         equal(ctl("load", conf), f"{replaced}, 1 {kept}")
         equal(old.communicate("\n", timeout=30)[0], "-5 5 6 7\n")
         equal(old.returncode, 0)
@@ -529,11 +529,11 @@ def upgraded() -> None:
         replace()
         equal(ctl("load", conf), f"{replaced}, 1 {kept}")
         # Another function is not what somebody wants to have in the old one
-        conf.write_text(conf.read_text().replace("leaf", "plain"))
+        conf.write_text(conf.read_text().replace("symbol = leaf", "symbol = plain"))
         equal(ctl("load", conf), f"{replaced}, 1 removed\n")
         replace()
         equal(ctl("load", conf), replaced + "\n")
-        conf.write_text(conf.read_text().replace("plain", "leaf"))
+        conf.write_text(conf.read_text().replace("symbol = plain", "symbol = leaf"))
         ctl("load", conf)
     with running([binary, "w"], **how):
         replace()
