@@ -74,10 +74,10 @@ EXAMPLES = TOP / "userspace/takeover/examples"
 class Traffic:
     """Clients that read for ever: traffic.py."""
 
-    def __init__(self, host: Host, service: Service, long: int, short: int, idle: int) -> None:
-        self.steady, self.clients = long + short, long + short + idle
+    def __init__(self, host: Host, service: Service, seconds: int, long: int, short: int, idle: int) -> None:
+        self.steady, self.clients, self.seconds = long + short, long + short + idle, seconds
         self.process = host.spawn([sys.executable, str(HERE / "traffic.py"), "read", service.address, str(service.port),
-                                   *map(str, (long, short, idle))])
+                                   *map(str, (seconds, long, short, idle))])
 
     def lines(self, word: str) -> list[list[str]]:
         text = self.process.text()
@@ -89,13 +89,13 @@ class Traffic:
         said = self.lines("answers")
         return [int(n) for n in said[-1]] if said else [0] * self.clients
 
-    def goes_on(self, before: list[int], limit: float = 90) -> None:
+    def goes_on(self, before: list[int]) -> None:
         """Each client has had an answer that it asked for since."""
         def done() -> bool:
             now = self.answers()
             return len(now) == self.clients and all(n >= old + (2 if i < self.steady else 1) for i, (n, old) in enumerate(zip(now, before)))
 
-        wait("each client reads on", done, limit)
+        wait("each client reads on", done, 1.5 * self.seconds)
 
     def pauses(self) -> list[int]:
         return [int(ms) for ms, in self.lines("pause")]
@@ -107,6 +107,8 @@ class Pair:
     takeoverd moves the addresses. `checked`: keepalived asks the servers, which are slow when there are many clients. `hosts`:
     what else is to be said of the two.
     """
+
+    seconds = 60        # a client waits for no answer longer than that
 
     def __init__(self, net: Network, *services: Service, clients: tuple[int, int, int] | None = None, patience: str = "2s",
                  managed: bool = False, checked: bool = False, **hosts: Any) -> None:
@@ -135,7 +137,7 @@ class Pair:
     def begin_traffic(self, limit: float = 90) -> None:
         self.settle(limit)
         if self.clients:
-            self.traffic = [Traffic(self.client, service, *self.clients) for service in self.services]
+            self.traffic = [Traffic(self.client, service, self.seconds, *self.clients) for service in self.services]
         for traffic in self.traffic:
             traffic.goes_on([0] * traffic.clients)
 

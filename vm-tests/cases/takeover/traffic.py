@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: GPL-2.0-or-later
 """
-In a guest: "serve PORT..." answers lines of "offset length" with these bytes of a text that all know. "read ADDRESS PORT LONG SHORT IDLE"
-reads them for ever, with so many clients of each kind, and checks them by their hash. It says each second how many answers each
-client has had; each pause of which a client notices, in ms; and what was wrong.
+In a guest: "serve PORT..." answers lines of "offset length" with these bytes of a text that all know. "read ADDRESS PORT SECONDS LONG SHORT
+IDLE" reads them for ever, with so many clients of each kind, none of which waits longer than that, and checks them by their hash. It says each
+second how many answers each client has had; each pause of which a client notices, in ms; and what was wrong.
 """
 
 import asyncio
@@ -43,13 +43,13 @@ async def serve(*ports: str) -> None:
 
 
 class Clients:
-    def __init__(self, address: str, port: int) -> None:
-        self.address, self.port = address, port
+    def __init__(self, address: str, port: int, seconds: float) -> None:
+        self.address, self.port, self.seconds = address, port, seconds
         self.answers: list[int] = []
 
     async def waits(self, what: Awaitable[T]) -> T:
         begun = time.monotonic()
-        result = await asyncio.wait_for(what, 60)
+        result = await asyncio.wait_for(what, self.seconds)
         took = time.monotonic() - begun
         if took >= PAUSE_S:
             print(f"pause {took * 1000:.0f}", flush=True)
@@ -93,8 +93,8 @@ class Clients:
             await asyncio.sleep(1)
 
 
-async def read(address: str, port: str, *counts: str) -> None:
-    clients = Clients(address, int(port))
+async def read(address: str, port: str, seconds: str, *counts: str) -> None:
+    clients = Clients(address, int(port), float(seconds))
     # Very many are to be there, not to be more than a machine that emulates three others can answer
     idle = (*IDLE[:-1], max(IDLE[-1], int(counts[-1]) / IDLE_RATE))
     kinds = [kind for kind, count in zip((LONG, SHORT, idle), counts) for _ in range(int(count))]
