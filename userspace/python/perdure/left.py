@@ -158,7 +158,7 @@ class Left:
                 there = [f for f in there if f.name == address]
             else:
                 host, port = address[:2]
-                hosts = {_binary(family, a[4][0]) for a in socket.getaddrinfo(
+                hosts = {_binary(family, str(a[4][0])) for a in socket.getaddrinfo(
                     host or None, port, family, socket.SOCK_STREAM, 0, socket.AI_PASSIVE)}
                 there = [f for f in there if _binary(family, f.name[0]) in hosts and port in (0, f.name[1])]
                 if port == 0:

@@ -296,7 +296,7 @@ def _arguments(call: Call, signature: inspect.Signature) -> dict[str, Any]:
     except TypeError as e:
         raise _BadRequest(str(e)) from None
     for name, value in given.items():
-        kind = signature.parameters[name].annotation if name in signature.parameters else None
+        kind: Any = signature.parameters[name].annotation if name in signature.parameters else None
         right = isinstance(value, (int, float) if kind is float else kind) if kind in _CHECKED else True
         if not right or (kind in (int, float) and isinstance(value, bool)):
             raise _BadRequest(f"{name} is to be {_CHECKED[kind]}")

@@ -27,9 +27,10 @@ class _HTTP(http.server.BaseHTTPRequestHandler):
                 self.connection.release()
 
     def date_time_string(self, timestamp: float | None = None) -> str:
-        if timestamp is None and isinstance(self.connection, HeldSocket):
-            timestamp = self.connection.began
-        return super().date_time_string(timestamp)      # type: ignore[arg-type]
+        when: Any = timestamp
+        if when is None and isinstance(self.connection, HeldSocket):
+            when = self.connection.began
+        return super().date_time_string(when)
 
 
 def _for_http(handler: Any) -> Any:

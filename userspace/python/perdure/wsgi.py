@@ -176,7 +176,8 @@ class _Handler(WSGIRequestHandler):
             return
         raw = _Body(self.rfile, length)
         body = io.BufferedReader(raw)
-        application = _Application(body, self.wfile, self.get_stderr(), self.get_environ(), multithread=True)
+        answer: Any = self.wfile
+        application = _Application(body, answer, self.get_stderr(), self.get_environ(), multithread=True)
         application.request_handler = self
         application.run(self.server.get_app())    # type: ignore[arg-type]
         if not application.finished:
