@@ -10,6 +10,7 @@ cart, which asks the prices and calls the payment.
 """
 
 import argparse
+import contextlib
 import http.client
 import json
 import random
@@ -139,17 +140,15 @@ url = http://127.0.0.1:{cart_domain}
 CONFIGS = {"prices": DOMAIN, "cart": DOMAIN + "[service payment]\nurl = http://127.0.0.1:{payment}\n", "payment": ""}
 
 
-def free_port() -> int:
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return int(s.getsockname()[1])
-
-
 class Shop:
     """The three processes, and their files in a directory."""
 
     def __init__(self, place: Path) -> None:
-        self.ports = {name: free_port() for name in ("prices", "cart", "payment", "prices_domain", "cart_domain")}
+        names = ("prices", "cart", "payment", "prices_domain", "cart_domain")
+        # Held until all are known, so that none is given twice
+        with contextlib.ExitStack() as held:
+            sockets = [held.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in names]
+            self.ports = {name: int(s.getsockname()[1]) for name, s in zip(names, sockets)}
         self.place = place
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
         (place / "shop.key").write_text(f"{random.SystemRandom().getrandbits(128):032x}\n")

@@ -96,9 +96,9 @@ def main() -> None:
         data = sys.stdin.buffer.read(length)
         if kind == RUN:
             run(number, data)
-        elif number in running:
+        elif pid := running.get(number):
             with suppress(ProcessLookupError):
-                os.killpg(running[number], signal.Signals(int(data)))
+                os.killpg(pid, signal.Signals(int(data)))
 
 
 if __name__ == "__main__":

@@ -587,14 +587,15 @@ T(waiters_are_woken)
 			pid = t_fork();
 			if (!pid) {
 				GET(RD, 20, 0, 0);
-				t_word[0] = 1;
 				t_register("stays", NULL);
+				t_word[1] = t_now_ns();
+				t_word[0] = 1;
 				t_sleep_ms(50);
 				t_crash();
 			}
 			while (!t_word[0])
 				t_sleep_ms(1);
-			start = t_now_ns();
+			start = t_word[1];
 			if (how == 2)
 				T_EQ(poll(&pfd, 1, 5000), 1);
 			else if (how == 3)

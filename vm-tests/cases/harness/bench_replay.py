@@ -151,7 +151,7 @@ def served(answers: "count[int] | list[int]") -> tuple[int, str]:
     try:
         done = subprocess.run(
             [PROGRAMS / "replay-bench-client", "key",
-             str(server.server_address[1]), "1", "0.3", "/x/%s"],
+             str(server.server_address[1]), "1", "2", "/x/%s"],
             capture_output=True,
             text=True,
             timeout=60)

@@ -827,6 +827,10 @@ def cores() -> Iterator[str]:
             yield from differ(f"{options}, {soft}: status", done.returncode, 6)
             # In units of 512 bytes; by the first generation and the second
             yield from differ(f"{options}, {soft}: limit", set(told), {str(limit // 512)})
+            # A child writes it, which may need longer than the next generation
+            end = time.monotonic() + 20
+            while size and time.monotonic() < end and not any(p.name != "dumped" and p.stat().st_size for p in Path(scratch).glob("dump*")):
+                time.sleep(0.05)
             files = list(Path(scratch).glob("dump*"))
             files = [path for path in files if path.name != "dumped"]
             yield from differ(f"{options}, {soft}: cores", len(files), 1 if size else 0)
@@ -862,6 +866,9 @@ def policies() -> Iterator[str]:
     try:
         fault = program(f"#!/bin/sh\n[ -e {scratch}/faulted ] && exit 6; echo >{scratch}/faulted; kill -SEGV $$\n", "fault")
         yield from run("run", "--core", "--delay", 0, fault, status=6, preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_CORE, (1 << 30, 1 << 30)))
+        end = time.monotonic() + 20
+        while time.monotonic() < end and not any(p.stat().st_size for p in Path(scratch).glob("core*")):
+            time.sleep(0.05)
         core = next(Path(scratch).glob("core*"), None)
         yield from differ("core", core and core.read_bytes()[:4], b"\x7fELF")
     finally:

@@ -233,14 +233,14 @@ T(gone_before)
 	const char *rec;
 	pid_t pid;
 
-	T_OK(t_sysctl("stable_ms", SHORT_MS));
+	T_OK(t_sysctl("stable_ms", 4 * SHORT_MS));
 	pid = crash("ends", "exited", 1);
 	T_EXITED(t_wait(pid), 7);
 	rec = log_next(fd, pid);
 	REC("outcome", "restarted");
 	rec = log_next(fd, pid);
 	REC("outcome", "ended");
-	t_sleep_ms(2 * SHORT_MS);
+	t_sleep_ms(5 * SHORT_MS);
 	nothing_more(fd, pid);
 	close(fd);
 }

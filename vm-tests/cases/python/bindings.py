@@ -232,8 +232,8 @@ def interrupted() -> Iterator[str]:
             raise InterruptedError("by the handler")
 
         signal.signal(signal.SIGALRM, stop)
-        signal.setitimer(signal.ITIMER_REAL, 0.1)
         try:
+            signal.setitimer(signal.ITIMER_REAL, 0.1)
             yield f"hread gave {perdure.hread(one, 10)!r}"
         except InterruptedError as e:
             yield from differ("exception", str(e), "by the handler")

@@ -467,7 +467,7 @@ def listen(address):
     return s
 
 if generation == 1:
-    here, fixed = listen(("127.0.0.1", 0)), listen(("127.0.0.1", int(sys.argv[1])))
+    fixed, here = listen(("127.0.0.1", int(sys.argv[1]))), listen(("127.0.0.1", 0))
     out = socket.create_connection(here.getsockname())              # outgoing
     one, _ = here.accept()
     out.sendall(b"request")

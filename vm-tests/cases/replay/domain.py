@@ -16,7 +16,7 @@ from replay import KEY, Server, Session, domain_of, equal, free_port, main, unti
 
 FUZZ = int(sys.argv[1])
 
-front, back = domain_of("front", "back", special={"back": "batch = 3s"})
+front, back = domain_of("front", "back", special={"back": "batch = 10s"})
 front.start()
 back.start()
 
@@ -190,7 +190,7 @@ def removed() -> None:
 
     thread = threading.Thread(target=ask)
     thread.start()
-    # It has the reply, and its own log has it; the other's log does not, for three seconds
+    # It has the reply, and its own log has it; the other's log does not, for ten seconds
     until(lambda: "kept" in front.log.read_bytes().decode("latin-1") and b"values of back" in front.log.read_bytes())
     back.kill()
     front.kill()

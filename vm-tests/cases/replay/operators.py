@@ -11,8 +11,9 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 
-from replay import BUILD, PLACE, PROGRAMS, SERVICE, Server, Session, ctl, equal, free_port, main, run, running
+from replay import BUILD, PLACE, PROGRAMS, SERVICE, Server, Session, ctl, equal, free_port, main, run, running, until
 
 PERDURECTL = BUILD / "userspace/userspace/tools/perdurectl"
 
@@ -75,7 +76,8 @@ def perdurectl() -> None:
     clients = [Session(s) for s in servers]
     (PLACE / "other.verdicts").write_text("")
     with running([PERDURECTL, "watch"], env=os.environ | env, stdout=subprocess.PIPE) as watch:
-        time.sleep(0.5)
+        # It waits in poll(2): what was there has been read
+        until(lambda: Path(f"/proc/{watch.pid}/syscall").read_text().startswith("7 "))
         for s, client in zip(servers, clients):
             s.again()
             client.call("add", "x 1")

@@ -13,7 +13,7 @@ THREADS = 4
 READERS = 3 * THREADS
 
 # The pool does not grow: nobody takes the place of a thread that waits
-front, back = domain_of("front", "back", special={"front": f"threads = {THREADS}\nthreads_max = {THREADS}", "back": "batch = 2s"})
+front, back = domain_of("front", "back", special={"front": f"threads = {THREADS}\nthreads_max = {THREADS}", "back": "batch = 10s"})
 
 
 class Reader:
@@ -45,7 +45,7 @@ def read_at_once() -> None:
     lost_before = front.figures()["counts"]
     for number in range(ROUNDS):
         readers = [Reader() for _ in range(READERS)]
-        # Written with what the other has not made durable: for two seconds it takes its time
+        # Written with what the other has not made durable: for ten seconds it takes its time
         got: list[tuple[int, str]] = []
         thread = threading.Thread(target=lambda: got.append(writer.call("keep", "kept back values", patience=120)))
         before = front.log.read_bytes().count(b"values of back")

@@ -30,10 +30,18 @@ scratch = tempfile.TemporaryDirectory(prefix="replay-", dir=BUILD)
 PLACE = Path(scratch.name)
 
 
+given: set[int] = set()
+
+
 def free_port() -> int:
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return int(s.getsockname()[1])
+    """Never the same one twice: who asks for several does so before any is used."""
+    while True:
+        with socket.socket() as s:
+            s.bind(("127.0.0.1", 0))
+            port = int(s.getsockname()[1])
+        if port not in given:
+            given.add(port)
+            return port
 
 
 def ctl(*argv: object, ok: int | None = 0) -> str:

@@ -248,6 +248,9 @@ def sysctl(host: str, **values: object) -> None:
 
 def netem(host: str, what: str) -> None:
     """Becomes of all that comes to this host."""
+    # Lost questions of ARP are no lost packets: a host asks three times, and gives up
+    for name in NAMES:
+        sysctl(name, neigh__lan__mcast_solicit=10)
     subprocess.run(["tc", "qdisc", "replace", "dev", host, "root", "netem", *what.split()], check=True)
 
 

@@ -312,6 +312,7 @@ def bodies() -> None:
         a, b = client.read()
         equal(a == b, True)
     pair.executed()
+    mark()
 
 
 def big() -> None:
@@ -557,6 +558,7 @@ def unprotected() -> None:
     equal((a.endswith(SMALL), b), (True, RESET))
     if MPM != "prefork":
         http2()
+    mark()
     # Those who do not speak it are protected there, too
     a, b = pair.both(request(DYNAMIC, last=True), which=3)
     equal((a == b, pair.executed()), (True, (1, 0)))

@@ -30,10 +30,18 @@ LOG = PLACE / "log"
 CONTINUE = ("Expect: 100-continue",)
 
 
+given: set[int] = set()
+
+
 def free_port() -> int:
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return int(s.getsockname()[1])
+    """Never the same one twice: who asks for several does so before any is used."""
+    while True:
+        with socket.socket() as s:
+            s.bind(("127.0.0.1", 0))
+            port = int(s.getsockname()[1])
+        if port not in given:
+            given.add(port)
+            return port
 
 
 def until(condition: Callable[[], object], seconds: float = 20) -> None:

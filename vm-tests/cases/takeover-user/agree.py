@@ -182,7 +182,7 @@ def stood_still() -> None:
     a.process.send_signal(signal.SIGCONT)
     statuses: dict[str, int] = {}
     thread = promote(a, statuses)
-    time.sleep(0.6)
+    time.sleep(0.45)
     equal(statuses, {})         # without having stood still, it would have gone on by now
     cables(b, True)
     thread.join()
@@ -199,7 +199,7 @@ def stood_still() -> None:
     time.sleep(1)
     assert "unanswered" in b.ctl("promote", "web")
     a.process.send_signal(signal.SIGCONT)
-    time.sleep(0.6)
+    time.sleep(0.45)
     equal(statuses, {})
     cables(b, True)
     thread.join()

@@ -606,7 +606,7 @@ T(stable_all_the_same)
 	int log = log_open();
 	const char *rec;
 
-	T_OK(t_sysctl("stable_ms", 1000 * t_slow()));
+	T_OK(t_sysctl("stable_ms", 3000 * t_slow()));
 	T_EQ(ask(pid, NULL, NULL, 0), 0);
 	T_ERR(ask(pid, "/nonexistent", runs, 1000), ENOENT);
 	T_STREQ(log_value(log_next(log, pid), "outcome"), "restarted");

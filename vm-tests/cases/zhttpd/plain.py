@@ -275,20 +275,20 @@ def pipelining(root: Root) -> None:
 @case
 def timeouts(root: Root) -> None:
     """half a request gets 408, an idle connection and one that takes nothing are closed"""
-    with Server(root, "-t", "1") as s, Client(s) as half, Client(s) as idle, Client(s) as trickle, \
+    with Server(root, "-t", "3") as s, Client(s) as half, Client(s) as idle, Client(s) as trickle, \
             Client(s, receive_buffer=4096) as stalled:
         half.send(b"GET / HTTP/1.1\r\nHo")
         idle.get("/")
         assert idle.response().status == 200
         stalled.get("/big.bin")
-        for byte in b"GET / HTTP/1.1\r\nX: " + b"y" * 100:     # more bytes must not buy more time
+        for byte in b"GET / HTTP/1.1\r\nX: " + b"y" * 400:     # more bytes must not buy more time
             trickle.send(bytes([byte]))
             if select.select([trickle.sock], [], [], 0.1)[0]:
                 break
         assert trickle.response().status == 408
         assert half.response().status == 408
         assert half.at_end() and idle.at_end()
-        time.sleep(1)
+        time.sleep(3)
         received = 0
         try:
             while data := stalled.sock.recv(65536):
