@@ -2,6 +2,7 @@
 """Runs functions as KTAP points: one that raises has failed."""
 
 import os
+import socket
 import subprocess
 import sys
 import traceback
@@ -36,6 +37,20 @@ def running(argv: Sequence[object], **how: Any) -> Iterator[subprocess.Popen[str
             yield process
         finally:
             process.kill()
+
+
+given_ports: set[int] = set()
+
+
+def free_port() -> int:
+    """Never the same one twice: who asks for several does so before any is used."""
+    while True:
+        with socket.socket() as s:
+            s.bind(("127.0.0.1", 0))
+            port = int(s.getsockname()[1])
+        if port not in given_ports:
+            given_ports.add(port)
+            return port
 
 
 def mirror() -> str:

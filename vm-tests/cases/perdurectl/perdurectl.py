@@ -804,35 +804,40 @@ os.execv(sys.argv[1], sys.argv[1:])
 """
 
 
+def dumped(names: str, expected: bool = True) -> list[Path]:
+    """The cores, and empty files. A child writes one, which may need longer than the next generation."""
+    end = time.monotonic() + 20
+    while True:
+        files = list(Path(scratch).glob(names))
+        if not expected or any(path.stat().st_size for path in files) or time.monotonic() > end:
+            return files
+        time.sleep(0.05)
+
+
 def cores() -> Iterator[str]:
     """A core dump as the soft limit has it, but of 1 GiB at most; --core-max; --core in spite of the limit; --no-core."""
     pattern = Path("/proc/sys/kernel/core_pattern")
     before = pattern.read_text()
     pattern.write_text(f"{scratch}/dump")
     dump = Path(scratch) / "dump"
-    text = f"ulimit -Sc; [ -e {scratch}/dumped ] && exit 6; echo >{scratch}/dumped; kill -SEGV $$"
+    text = f"ulimit -Sc; [ -e {scratch}/again ] && exit 6; echo >{scratch}/again; kill -SEGV $$"
     unlimited, gib, mib = resource.RLIM_INFINITY, 1 << 30, 1 << 20
     try:
         for soft, hard, options, limit, size in ((unlimited, unlimited, [], gib, "some"), (0, unlimited, [], 0, None),
                                                  (3 * mib, unlimited, [], 3 * mib, "some"), (unlimited, unlimited, ["--no-core"], 0, None),
                                                  (0, unlimited, ["--core"], gib, "some"), (0, 2 * mib, ["--core"], 2 * mib, "some"),
                                                  (unlimited, unlimited, ["--core-max", "1"], mib, mib)):
-            for path in (Path(scratch) / "dumped", *Path(scratch).glob("dump*")):
+            for path in (Path(scratch) / "again", *Path(scratch).glob("dump*")):
                 path.unlink(missing_ok=True)
             # More memory than 1 MiB, to be cut
             what = ["sh", "-c", text] if size != mib else [sys.executable, "-c", f"import os\nx = os.urandom(4 << 20)\nos.execlp('sh', 'sh', '-c', {text!r}) "
-                                                          f"if os.path.exists('{scratch}/dumped') else (open('{scratch}/dumped', 'w'), os.abort())"]
+                                                          f"if os.path.exists('{scratch}/again') else (open('{scratch}/again', 'w'), os.abort())"]
             done = ctl("run", "--delay", 0, *options, "--", *what, preexec_fn=lambda s=soft, h=hard: resource.setrlimit(resource.RLIMIT_CORE, (s, h)))
             told = done.stdout.split()
             yield from differ(f"{options}, {soft}: status", done.returncode, 6)
             # In units of 512 bytes; by the first generation and the second
             yield from differ(f"{options}, {soft}: limit", set(told), {str(limit // 512)})
-            # A child writes it, which may need longer than the next generation
-            end = time.monotonic() + 20
-            while size and time.monotonic() < end and not any(p.name != "dumped" and p.stat().st_size for p in Path(scratch).glob("dump*")):
-                time.sleep(0.05)
-            files = list(Path(scratch).glob("dump*"))
-            files = [path for path in files if path.name != "dumped"]
+            files = dumped("dump*", bool(size))
             yield from differ(f"{options}, {soft}: cores", len(files), 1 if size else 0)
             if size == mib:
                 # What is written, in whole pages: holes do not count
@@ -867,10 +872,7 @@ def policies() -> Iterator[str]:
     try:
         fault = program(f"#!/bin/sh\n[ -e {scratch}/faulted ] && exit 6; echo >{scratch}/faulted; kill -SEGV $$\n", "fault")
         yield from run("run", "--core", "--delay", 0, fault, status=6, preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_CORE, (1 << 30, 1 << 30)))
-        end = time.monotonic() + 20
-        while time.monotonic() < end and not any(p.stat().st_size for p in Path(scratch).glob("core*")):
-            time.sleep(0.05)
-        core = next(Path(scratch).glob("core*"), None)
+        core = next(iter(dumped("core*")), None)
         yield from differ("core", core and core.read_bytes()[:4], b"\x7fELF")
     finally:
         pattern.write_text(before)

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "harness"))
-from points import BUILD, equal, main, run, running  # noqa: E402,F401
+from points import BUILD, equal, free_port, main, run, running  # noqa: E402,F401
 
 PROGRAMS = BUILD / "userspace/vm-tests/cases/replay"
 CTL = BUILD / "userspace/userspace/replay/replayctl"
@@ -28,20 +28,6 @@ KEY = "0123456789abcdef0123456789abcdef"
 
 scratch = tempfile.TemporaryDirectory(prefix="replay-", dir=BUILD)
 PLACE = Path(scratch.name)
-
-
-given: set[int] = set()
-
-
-def free_port() -> int:
-    """Never the same one twice: who asks for several does so before any is used."""
-    while True:
-        with socket.socket() as s:
-            s.bind(("127.0.0.1", 0))
-            port = int(s.getsockname()[1])
-        if port not in given:
-            given.add(port)
-            return port
 
 
 def ctl(*argv: object, ok: int | None = 0) -> str:

@@ -18,7 +18,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "harness"))
-from points import BUILD, equal, main, run  # noqa: E402,F401
+from points import BUILD, equal, free_port, main, run  # noqa: E402,F401
 
 FAKE = BUILD / "userspace/vm-tests/cases/services-takeover/libtakeover.so.0"
 ROLES = ("primary", "backup")
@@ -28,20 +28,6 @@ scratch = tempfile.TemporaryDirectory(prefix="services-takeover-", dir=BUILD)
 PLACE = Path(scratch.name)
 LOG = PLACE / "log"
 CONTINUE = ("Expect: 100-continue",)
-
-
-given: set[int] = set()
-
-
-def free_port() -> int:
-    """Never the same one twice: who asks for several does so before any is used."""
-    while True:
-        with socket.socket() as s:
-            s.bind(("127.0.0.1", 0))
-            port = int(s.getsockname()[1])
-        if port not in given:
-            given.add(port)
-            return port
 
 
 def until(condition: Callable[[], object], seconds: float = 20) -> None:
